@@ -1,0 +1,35 @@
+"""InfiniPot: any pre-trained language model reads text without end in a fixed amount of KV memory (arXiv 2410.01518)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["PotConfig", "PotFileError", "Sampling", "Session", "Stats", "generate", "load"]
+
+_HOMES = {
+    "PotConfig": "options",
+    "PotFileError": "files",
+    "Sampling": "options",
+    "Session": "session",
+    "Stats": "reader",
+    "generate": "generation",
+    "load": "models",
+}
+
+if TYPE_CHECKING:
+    from infinipot.files import PotFileError
+    from infinipot.generation import generate
+    from infinipot.models import load
+    from infinipot.options import PotConfig, Sampling
+    from infinipot.reader import Stats
+    from infinipot.session import Session
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `import infinipot` itself does no work."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'infinipot' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"infinipot.{_HOMES[name]}"), name)

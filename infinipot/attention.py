@@ -1,0 +1,116 @@
+"""Attention as the pot needs it: queries turned by slot, the catalyst's rows handed to whoever observes them.
+
+transformers calls `attend` through its attention interface. What happens there is decided by whoever is at work in this thread: a pot
+being read, or the probe that finds out how a model rotates. Outside `at_work` a model is exactly as it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from infinipot import compat
+
+
+class Worker(Protocol):
+    """Who decides what attention does while a model runs."""
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
+        """query [B, H, T, D], key and value [B, K, N, D] -> [B, T, H, D]."""
+        ...
+
+    def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """What a rotary module returns instead of `output`; None leaves it."""
+        ...
+
+
+_WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _WORKER.get().attend(module, query, key, value, scaling, options), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """Masks are made where the slots are known, in `attend`."""
+
+
+compat.register(_attention, _no_mask)
+
+
+def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
+    return [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
+
+
+@contextmanager
+def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
+    """Inside, the model's attention and rotary modules ask `worker`; afterwards the model is as before, also after an error."""
+    before = model.config._attn_implementation
+    hooks = [module.register_forward_hook(worker.rotary, with_kwargs=True) for module in rotary_modules(model)]
+    token = _WORKER.set(worker)
+    model.config._attn_implementation = compat.NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        _WORKER.reset(token)
+        for hook in hooks:
+            hook.remove()
+
+
+def identity(output: Any) -> Any:
+    """The rotation that does nothing, in the form the rotary module's own output has."""
+    if not isinstance(output, tuple):
+        return torch.ones_like(output)  # complex: e^(i0)
+    cos, sin, *rest = output
+    if cos.flatten()[0] == 0:  # a module that returns (sin, cos)
+        return (torch.zeros_like(cos), torch.ones_like(sin), *rest)
+    return (torch.ones_like(cos), torch.zeros_like(sin), *rest)
+
+
+def visible(rows: int, entries: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Which entries the last `rows` of them may attend to, [rows, entries] bool; None when a flag or nothing at all says it."""
+    if window is None and (rows == 1 or rows == entries):
+        return None
+    mask = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
+    return mask if window is None else mask.triu(entries - rows - window + 1)
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, options: dict[str, Any]
+) -> Tensor:
+    """Causal attention of the last T of N entries, as the model computes it: [B, H, T, D], [B, K, N, D] -> [B, T, H, D].
+
+    sdpa wherever it can express the model; the model's own eager function where scores are capped or sinks take a share.
+    """
+    rows, entries = query.shape[-2], key.shape[-2]
+    mask = visible(rows, entries, window, query.device)
+    if options.get("softcap") is None and options.get("s_aux") is None:
+        out = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, is_causal=mask is None and rows > 1, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        return out.transpose(1, 2).contiguous()
+    if mask is None and rows > 1:
+        mask = torch.ones(rows, entries, dtype=torch.bool, device=query.device).tril()
+    bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)[None, None]
+    return eager_of(module)(module, query, key, value, bias, scaling=scaling, dropout=0.0, **options)[0]
+
+
+def eager_of(module: nn.Module) -> Any:
+    """The eager attention function of the file that defines the module's class."""
+    for cls in type(module).__mro__:
+        function = getattr(sys.modules[cls.__module__], "eager_attention_forward", None)
+        if function is not None:
+            return function
+    raise ValueError(f"{type(module).__name__} caps its scores or has sinks, but its file has no eager attention function to call")

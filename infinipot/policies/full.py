@@ -1,0 +1,11 @@
+"""No pot at all: every entry stays and memory grows with the text. The yardstick."""
+
+from __future__ import annotations
+
+from infinipot.policies.base import Policy
+
+
+class Full(Policy):
+    name = "full"
+    summary = "everything, without a bound: memory grows with the text"
+    reads = "all"

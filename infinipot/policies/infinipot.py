@@ -1,0 +1,19 @@
+"""InfiniPot (arXiv 2410.01518): novelty first, then what the catalyst attends to, per head."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from infinipot.policies.base import Observation, Policy
+from infinipot.selection import choose
+
+
+class InfiniPot(Policy):
+    name = "infinipot"
+    summary = "novel tokens, and those the catalyst attends to (InfiniPot)"
+
+    def needs(self, share: float) -> frozenset[str]:
+        return frozenset(({"novelty"} if share > 0 else set()) | ({"catalyst"} if share < 1 else set()))
+
+    def keep(self, seen: Observation, budget: int) -> Tensor:
+        return choose(budget, novelty=seen.novelty, scores=seen.scores, share=seen.share, sinks=seen.sinks, recent=seen.recent)

@@ -1,0 +1,56 @@
+"""CR-RoPE: positions that start again at 0 after every distillation (paper, section 3.5).
+
+Keys are stored as the model projects them, before rotary embedding. An entry is rotated by the *slot* it stands in, so after a
+distillation the survivors sit at positions 0 .. |C|-1 whatever their place in the text was. Turning the stored raw key anew, instead of
+turning an already rotated key a little further, is what keeps the error constant over any number of distillations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+STYLES = ("half", "half_reversed", "interleaved")
+
+Table = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""positions [N] -> (cos, sin), each [N, d/2] float32, the model's own scaling included."""
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+    """Rotary embedding in float32. x [..., N, D]; cos, sin [N, d/2] with d <= D (the rest passes through) -> x's shape and dtype."""
+    d = 2 * cos.shape[-1]
+    turning = x[..., :d].float()
+    a, b = (turning[..., 0::2], turning[..., 1::2]) if style == "interleaved" else turning.chunk(2, dim=-1)
+    if style == "half_reversed":
+        sin = -sin
+    a, b = a * cos - b * sin, b * cos + a * sin
+    turned = torch.stack((a, b), dim=-1).flatten(-2) if style == "interleaved" else torch.cat((a, b), dim=-1)
+    return torch.cat((turned.to(x.dtype), x[..., d:]), dim=-1)
+
+
+@dataclass
+class Rotation:
+    """How a layer turns its queries and keys. Layers that turn alike share one. Tables only grow, one per device."""
+
+    style: str
+    table: Table
+    tables: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def reserve(self, positions: int, device: torch.device) -> None:
+        """Cover positions 0 .. positions-1. Frequencies that depend on the length are thereby pinned to the longest asked for."""
+        if device not in self.tables or self.tables[device][0].shape[0] < positions:
+            self.tables[device] = self.table(torch.arange(positions, device=device))
+
+    def slots(self, x: Tensor, start: int) -> Tensor:
+        """Rotate x [B, heads, N, D], whose rows stand in slots start .. start+N-1 of a reserved range."""
+        cos, sin = self.tables[x.device]
+        stop = start + x.shape[-2]
+        return turn(x, cos[start:stop], sin[start:stop], self.style)
+
+    def anywhere(self, x: Tensor, start: int) -> Tensor:
+        """Like `slots`, beyond any reserved range: for the ablation that lets positions grow for ever."""
+        cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
+        return turn(x, cos, sin, self.style)

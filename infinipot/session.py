@@ -1,0 +1,234 @@
+"""Reading without end, asking, chatting: texts, questions and the conversation around one pot."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infinipot import files
+from infinipot.catalyst import PRESETS
+from infinipot.decoding import Sampler, end_tokens
+from infinipot.host import Host
+from infinipot.options import PotConfig, Sampling
+from infinipot.pot import Pot
+from infinipot.reader import Progress, Reader, Stats
+from infinipot.template import Dialogue
+from infinipot.text import Pieces, Text, checked, parts
+
+Question = str | Iterable[int] | None
+
+
+class Session:
+    """A text of any length in a pot of fixed size.
+
+    model: a decoder-only transformers model. tokenizer: None if only token ids are used. config: sizes and policy. system: a system prompt,
+    pinned. template: whether the tokenizer's chat template stands around texts and questions. None: yes, unless the first thing read is
+    token ids; a session that begins with ids reads everything as it is.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Host,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: PotConfig | None = None,
+        *,
+        system: str | None = None,
+        template: bool | None = None,
+    ) -> None:
+        self.host = model if isinstance(model, Host) else Host(model)
+        self.tokenizer, self.config, self.system, self.template = tokenizer, config or PotConfig(), system, template
+        self._reader = Reader(self.host, self.config)
+        self._dialogue: Dialogue | None = None
+        self._catalyst: Tensor | None = None
+        """The catalyst of the latest reading."""
+
+    @property
+    def pot(self) -> Pot:
+        return self._reader.pot
+
+    @property
+    def stats(self) -> Stats:
+        return self._reader.stats
+
+    @property
+    def logits(self) -> Tensor:
+        """Next-token logits [1, V] float32 after what the pot has read."""
+        if self.pot.hidden is None:
+            raise ValueError("nothing has been read: append a text first")
+        return self.host.head(self.pot.hidden)[:, -1].float()
+
+    # ---------------------------------------------------------------- reading
+
+    def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
+        """Read on, distilling whenever the pot is full.
+
+        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is never held whole. question: what will be asked
+        (str or ids); it becomes the catalyst. progress: called after every chunk, when the pot is whole. Raises ValueError, before anything
+        is read, when the sizes leave no room. When reading is interrupted, what was read by then stays.
+        """
+        self._reader.check_idle()
+        lists, raw = parts(text, self.tokenizer, self.host.vocabulary)
+        dialogue = self._begin(raw)
+        self._catalyst = self._catalyst_for(question)
+        for ids in lists:
+            opening = dialogue.opening()
+            dialogue.in_text, dialogue.answered = True, False
+            self._reader.read(opening + ids, self._catalyst, progress)
+
+    def _begin(self, raw: bool) -> Dialogue:
+        """Settle, once, whether the chat template is used; read its head, which stays pinned."""
+        if self._dialogue is None:
+            templated = self.tokenizer is not None and (not raw if self.template is None else self.template)
+            if self.system is not None and not templated:
+                raise ValueError("system is given, but this session uses no chat template to put it in: put it into the text instead")
+            dialogue = Dialogue(self.tokenizer, self.system, templated)
+            head = dialogue.ids(dialogue.template.head)
+            self._reader.check_room(None, len(head))
+            self._reader.pin(head)
+            self._dialogue = dialogue
+        return self._dialogue
+
+    def _catalyst_for(self, question: Question) -> Tensor | None:
+        """Ids [1, |P|] of the prompt that is read at a distillation; None if the policy needs none. Refuses one that leaves no room."""
+        if "catalyst" not in self._reader.needs:
+            return None
+        kind = self.config.catalyst or ("general" if question is None else "question")
+        if kind == "question" and question is None:
+            raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
+        if kind == "plain":
+            catalyst = self.pot.newest
+        else:
+            prompt = question if kind == "question" else PRESETS.get(kind, kind)
+            ids = prompt if isinstance(prompt, str) else checked(prompt or (), self.host.vocabulary)
+            catalyst = self._reader.tensor(self._begin(raw=False).catalyst(ids))
+        self._reader.check_room(catalyst, self.pot.pinned)
+        return catalyst
+
+    # ---------------------------------------------------------------- answering
+
+    def ask(self, question: Question = None, **sampling: Any) -> str:
+        """Answer from the pot and leave it as it was. Options are those of `Sampling`; greedy by default."""
+        return "".join(self.stream(question, **sampling))
+
+    def chat(self, message: str, **sampling: Any) -> str:
+        """A turn that becomes part of the pot, with its answer. Unless config says otherwise, the general catalyst distils for it."""
+        return "".join(self.stream(message, keep=True, aware=False, **sampling))
+
+    def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Iterator[str]:
+        """Like `ask`, in pieces as they come. keep, aware: as in `stream_ids`. Stopping at any piece is safe."""
+        options = Sampling(**sampling)
+        if self.tokenizer is None:
+            raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
+        pieces = Pieces(self.tokenizer, options.stop)
+        tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
+
+        def shown() -> Iterator[str]:
+            try:
+                for token in tokens:
+                    yield from filter(None, [pieces.push(token)])
+                    if pieces.stopped:
+                        return
+                yield from filter(None, [pieces.finish()])
+            finally:
+                tokens.close()
+
+        return shown()
+
+    def stream_ids(
+        self,
+        question: Question = None,
+        *,
+        max_tokens: int,
+        pick: Callable[[Tensor], int],
+        keep: bool = False,
+        aware: bool = True,
+        stop_ids: set[int] | None = None,
+    ) -> Generator[int, None, None]:
+        """The answer's token ids, one by one; the id that ends it is not among them.
+
+        pick: next-token logits [1, V] float32 -> id. keep: question and answer become part of the pot. aware: the question is the catalyst
+        of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer and the template name.
+        """
+        self._reader.check_idle()
+        if question is not None and not isinstance(question, str):
+            question = checked(question, self.host.vocabulary)
+        dialogue = self._begin(raw=question is not None and not isinstance(question, str))
+        prompt = dialogue.question(question)
+        if not prompt and self.pot.hidden is None:
+            raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
+        catalyst = self._catalyst
+        if not self._reader.fits(len(prompt) + max_tokens) and (question or catalyst is None):
+            catalyst = self._catalyst_for(question if aware or self.config.catalyst == "question" else None)
+        if stop_ids is None:
+            stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
+        tokens = self._reader.answer(
+            prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst, usual=self._catalyst
+        )
+
+        def kept() -> Generator[int, None, None]:
+            try:
+                yield from tokens
+            finally:
+                tokens.close()
+                dialogue.in_text, dialogue.answered = False, True
+
+        return kept() if keep else tokens
+
+    # ---------------------------------------------------------------- keeping
+
+    def fork(self) -> Session:
+        """An independent session that goes on from the same pot; model and tokenizer are shared."""
+        twin = copy.copy(self)
+        twin._reader, twin._dialogue = self._reader.copy(), copy.copy(self._dialogue)
+        if self._catalyst is self.pot.newest:
+            twin._catalyst = twin.pot.newest
+        return twin
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the pot to a file, whole or not at all. Raises PotFileError."""
+        self._reader.check_idle()
+        if self._dialogue is None or self.pot.hidden is None:
+            raise files.PotFileError("nothing has been read, so there is no pot to save: append a text first")
+        tensors, numbers = self.pot.state()
+        tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
+        if self._catalyst is not None:
+            tensors["catalyst"] = self._catalyst
+        about = {
+            "model": files.model_identity(self.host.model),
+            "tokenizer_sha256": files.tokenizer_identity(self.tokenizer),
+            "config": dataclasses.asdict(self.config),
+            "system": self.system,
+            "templated": self._dialogue.templated,
+            "in_text": self._dialogue.in_text,
+            "answered": self._dialogue.answered,
+            "skipped": self._reader.skipped,
+            "entries": self.pot.length,
+            "pot": numbers,
+        }
+        files.write(path, tensors, about)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: PreTrainedModel | Host, tokenizer: PreTrainedTokenizerBase | None = None) -> Session:
+        """Go on from a saved pot. Refuses, with PotFileError, files that are damaged, foreign or newer."""
+        host = model if isinstance(model, Host) else Host(model)
+        tensors, about = files.read(path)
+        files.check_origin(path, about, host.model, tokenizer)
+        session = cls(host, tokenizer, PotConfig(**about["config"]), system=about["system"], template=about["templated"])
+        session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
+        dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
+        reader = session._reader
+        reader.skipped = about["skipped"]
+        reader.tail.extend(tensors.pop("tail").tolist())
+        tensors = {name: tensor.to(host.device) for name, tensor in tensors.items()}
+        session._catalyst = tensors.pop("catalyst", None)
+        reader.pot.restore(tensors, about["pot"])
+        if session.config.catalyst == "plain":
+            session._catalyst = reader.pot.newest
+        return session

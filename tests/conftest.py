@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else torch.get_num_threads())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the slow tests unless they are asked for, and say why."""
+    if config.getoption("-m"):
+        return
+    slow = pytest.mark.skip(reason="slow: needs a model file beyond the embedded one; run with -m slow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(slow)
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The embedded model and its tokenizer, float32 on the CPU."""
+    from infinipot.models import embedded, load
+
+    try:
+        embedded()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    return load("smollm2", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def qwen():
+    """Qwen2.5-Coder-0.5B-Instruct from a GGUF file in the folder INFINIPOT_MODELS."""
+    from infinipot import load
+
+    folder = Path(os.environ.get("INFINIPOT_MODELS", Path.home() / ".cache" / "small-models"))
+    path = folder / "qwen2.5-0.5b.gguf"
+    if not path.exists():
+        pytest.skip(f"{path} is not there: set INFINIPOT_MODELS to the folder that holds it")
+    return load(str(path), device="cpu", dtype="float32")

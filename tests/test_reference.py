@@ -1,0 +1,67 @@
+"""The engine keeps the same entries and predicts the same as the paper in plain loops."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import CATALYST, assert_close, kept, random_ids
+from reference import Reference
+from tiny import FAMILIES, make_tiny
+
+from infinipot import PotConfig, Session
+
+OPTIONS = {
+    "cap": {"novelty": 0.0},
+    "both": {"novelty": 0.5},
+    "nuc": {"novelty": 1.0},
+    "average pool": {"novelty": 0.25, "pool": 7},
+    "max pool, group max": {"novelty": 0.5, "pool": 5, "pool_kind": "max", "gqa": "max"},
+    "group sum, sinks, recent": {"novelty": 0.5, "gqa": "sum", "sinks": 2, "recent": 3},
+    "positions grow": {"novelty": 0.5, "context_reset": False},
+}
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4], ids=["gqa", "mha"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_reference(family: str, options: dict, kv_heads: int) -> None:
+    model, ids = make_tiny(family, kv_heads=kv_heads), random_ids(220)
+    reference = Reference(model, pot_size=64, distill_to=24, catalyst=CATALYST, **options)
+    reference.read(ids)
+    session = Session(model, None, PotConfig(pot_size=64, distill_to=24, chunk_tokens=16, **options))
+    session.append(ids, question=CATALYST)
+    assert session.stats.distillations == reference.distillations >= 4
+    assert kept(session) == [[[entry.index for entry in head] for head in layer] for layer in reference.entries]
+    assert_close("logits", session.logits[0], reference.logits())
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 512])
+def test_chunks_do_not_matter(chunk: int) -> None:
+    model, ids = make_tiny("qwen2"), random_ids(220)
+    sessions = [Session(model, None, PotConfig(pot_size=64, distill_to=24, chunk_tokens=size)) for size in (16, chunk)]
+    for session in sessions:
+        session.append(ids, question=CATALYST)
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("logits", sessions[1].logits, sessions[0].logits)
+
+
+def test_pinned_entries_stay() -> None:
+    """The reference's pinned entries are the engine's template head."""
+    model, ids = make_tiny("llama"), random_ids(200)
+    reference = Reference(model, pot_size=64, distill_to=24, catalyst=CATALYST, pinned=6)
+    reference.read(ids)
+    session = Session(model, None, PotConfig(pot_size=64, distill_to=24))
+    session._reader.pin(ids[:6])
+    session.append(ids[6:], question=CATALYST)
+    assert kept(session) == [[[entry.index for entry in head] for head in layer] for layer in reference.entries]
+    assert all(head[:6] == [0, 1, 2, 3, 4, 5] for layer in kept(session) for head in layer)
+
+
+def test_no_catalyst_but_the_text_itself() -> None:
+    """Catalyst `plain`: the newest tokens are read once more; it is the reference's catalyst at the first distillation."""
+    model, ids = make_tiny("llama"), random_ids(150)
+    session = Session(model, None, PotConfig(pot_size=96, distill_to=40, catalyst="plain", novelty=0.0))
+    session.append(ids[:65])
+    reference = Reference(model, pot_size=96, distill_to=40, catalyst=ids[32:64], novelty=0.0)
+    reference.read(ids[:65])
+    assert session.stats.distillations == reference.distillations == 1
+    assert kept(session) == [[[entry.index for entry in head] for head in layer] for layer in reference.entries]
