@@ -79,31 +79,35 @@ def identity(output: Any) -> Any:
     return (torch.ones_like(cos), torch.zeros_like(sin), *rest)
 
 
-def visible(rows: int, entries: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which entries the last `rows` of them may attend to, [rows, entries] bool; None when a flag or nothing at all says it."""
+def visible(rows: int, entries: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """What is added to the scores of the last `rows` of the entries so that they see none but those before, [rows, entries].
+
+    None where nothing is hidden (one row), or where sdpa's flag says it (the rows are all there is).
+    """
     if window is None and (rows == 1 or rows == entries):
         return None
-    mask = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
-    return mask if window is None else mask.triu(entries - rows - window + 1)
+    seen = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
+    seen = seen if window is None else seen.triu(entries - rows - window + 1)
+    return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~seen, -torch.inf)
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, options: dict[str, Any]
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, mask: Tensor | None, options: dict[str, Any]
 ) -> Tensor:
     """Causal attention of the last T of N entries, as the model computes it: [B, H, T, D], [B, K, N, D] -> [B, T, H, D].
 
-    sdpa wherever it can express the model; the model's own eager function where scores are capped or sinks take a share.
+    mask: from `visible`. sdpa wherever it can express the model; the model's own eager function where scores are capped or sinks take a share.
     """
     rows, entries = query.shape[-2], key.shape[-2]
-    mask = visible(rows, entries, window, query.device)
     if options.get("softcap") is None and options.get("s_aux") is None:
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, is_causal=mask is None and rows > 1, enable_gqa=query.shape[1] != key.shape[1]
         )
         return out.transpose(1, 2).contiguous()
     if mask is None and rows > 1:
-        mask = torch.ones(rows, entries, dtype=torch.bool, device=query.device).tril()
-    bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)[None, None]
+        mask = torch.zeros(rows, entries, dtype=query.dtype, device=query.device)
+        mask = mask.masked_fill(torch.ones_like(mask, dtype=torch.bool).triu(1), -torch.inf)
+    bias = None if mask is None else mask[None, None]
     return eager_of(module)(module, query, key, value, bias, scaling=scaling, dropout=0.0, **options)[0]
 
 

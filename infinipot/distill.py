@@ -11,7 +11,6 @@ from torch import Tensor
 from infinipot.catalyst import representativeness
 from infinipot.host import Host
 from infinipot.layers import PotLayer
-from infinipot.novelty import novelty
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
@@ -29,7 +28,7 @@ def take(host: Host, pot: Pot, ids: Tensor, score_novelty: bool) -> None:
         unpredicted = 0 if pot.hidden is not None else 1
         before = hidden[:, :-1] if pot.hidden is None else torch.cat((pot.hidden, hidden[:, :-1]), dim=1)
         if before.shape[1]:
-            values[:, unpredicted:] = novelty(host.head, before, ids[:, unpredicted:], host.vocabulary)
+            values[:, unpredicted:] = host.novelty(before, ids[:, unpredicted:])
     pot.novelty = torch.cat((pot.novelty.to(values.device), values), dim=1)
     pot.hidden = hidden[:, -1:].clone()
     pot.newest.copy_(torch.cat((pot.newest, ids.to(pot.newest.device)), dim=1)[:, -pot.newest.shape[1] :])

@@ -34,6 +34,7 @@ def model_identity(model: PreTrainedModel) -> dict[str, str]:
     return {
         "class": type(model).__name__,
         "name": Path(str(model.config._name_or_path)).name,
+        "dtype": str(model.dtype).removeprefix("torch."),
         "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
         "weights_sha256": digest.hexdigest(),
     }
@@ -121,5 +122,9 @@ def check_origin(
                 f"{path} was filled by {saved['class']} {saved['name']!r}; the model given, {here['class']} {here['name']!r}, has another "
                 f"{what}. A pot can only be used with the model that filled it"
             )
+    if saved["dtype"] != here["dtype"]:
+        raise PotFileError(
+            f"{path} holds entries in {saved['dtype']}, the model given runs in {here['dtype']}: load the model in {saved['dtype']}"
+        )
     if header["tokenizer_sha256"] != tokenizer_identity(tokenizer):
         raise PotFileError(f"{path} was filled with another tokenizer than the one given: its tokens would mean something else")

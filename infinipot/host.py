@@ -6,13 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from infinipot import compat
-from infinipot.attention import at_work, attention, identity
+from infinipot.attention import at_work, attention, identity, visible
 from infinipot.catalyst import causal_softmax
+from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Pot
 from infinipot.probe import rotations
 
@@ -25,6 +27,7 @@ class _Reading:
 
     def __init__(self, pot: Pot, observe: Observer | None) -> None:
         self.pot, self.observe = pot, observe
+        self.masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
         number: int = module.layer_idx  # type: ignore[assignment]
@@ -32,7 +35,10 @@ class _Reading:
         query = layer.rotate_queries(query)
         if self.observe is not None and layer.window is None:
             self.observe(number, causal_softmax(query, key, scaling, options.get("softcap"), options.get("s_aux")))
-        return attention(module, query, key, value, scaling, layer.window, options)
+        shape = (query.shape[-2], key.shape[-2], layer.window, query.device)
+        if shape not in self.masks:
+            self.masks[shape] = visible(*shape, query.dtype)
+        return attention(module, query, key, value, scaling, self.masks[shape], options)
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return identity(output)
@@ -56,6 +62,17 @@ class _Stub(nn.Module):
         return BaseModelOutputWithPast(last_hidden_state=self.hidden)
 
 
+class _Columns(nn.Module):
+    """An output layer that computes the logits of a range of ids only."""
+
+    def __init__(self, output: nn.Linear, columns: slice) -> None:
+        super().__init__()
+        self._weight = (output.weight[columns], None if output.bias is None else output.bias[columns])  # in a tuple: not parameters
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, *self._weight)
+
+
 class Host:
     """What the engine needs of a model, found out once: how layers are bounded and rotated. The model itself is never changed.
 
@@ -75,7 +92,9 @@ class Host:
         model.eval()
         self.rotations = rotations(model, len(self.windows))
         model.train(training)
-        self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
+        self.output: Any = model.get_output_embeddings()
+        self.output_place = next((m._modules, n) for m in model.modules() for n, child in m._modules.items() if child is self.output)
+        self.vocabulary: int = self.output.weight.shape[0]
 
     @property
     def device(self) -> torch.device:
@@ -93,13 +112,24 @@ class Host:
         return output.last_hidden_state
 
     @torch.no_grad()
-    def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states [B, T, hidden] -> logits [B, T, V], with the model's own scaling and soft-cap."""
-        model, name = self.model, self.model.base_model_prefix
-        trunk = model._modules[name]
-        model._modules[name] = _Stub(trunk, hidden)
+    def head(self, hidden: Tensor, columns: slice | None = None) -> Tensor:
+        """Hidden states [B, T, hidden] -> logits [B, T, V], with the model's own scaling and soft-cap; of the ids in `columns` only, if given.
+
+        The model's own forward does it, its trunk (and its output layer, for columns) exchanged for stand-ins while it runs.
+        """
+        model, ids = self.model, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+        trunk, output = model.base_model, self.output
+        swaps: list[tuple[dict[str, Any], str, nn.Module, nn.Module]] = [(model._modules, model.base_model_prefix, trunk, _Stub(trunk, hidden))]
+        if columns is not None and columns != slice(0, self.vocabulary):
+            swaps.append((self.output_place[0], self.output_place[1], output, _Columns(output, columns)))
+        for modules, name, _, stand_in in swaps:
+            modules[name] = stand_in
         try:
-            ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
             return model(input_ids=ids, use_cache=False).logits
         finally:
-            model._modules[name] = trunk
+            for modules, name, own, _ in swaps:
+                modules[name] = own
+
+    def novelty(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """NuC of targets [B, T], each predicted by its row of hidden [B, T, hidden]: nats, float32."""
+        return novelty(self.head, hidden, targets, self.vocabulary, BLOCK if type(self.output) is nn.Linear else self.vocabulary)

@@ -5,25 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+BLOCK = 1 << 14
+"""Columns of the vocabulary at a time. Cut this way, and not by rows, the head's weights are read once for a whole chunk."""
 LOGITS_AT_ONCE = 1 << 24
 """Most logits alive at a time (64 MiB in float32): never a whole chunk times the vocabulary."""
 
+Head = Callable[[Tensor, slice], Tensor]
+"""Hidden states [B, T, hidden] and a range of token ids -> logits [B, T, ids], the model's own, with its scaling and soft-cap."""
 
-def novelty(head: Callable[[Tensor], Tensor], hidden: Tensor, targets: Tensor, vocabulary: int) -> Tensor:
-    """-log p(target) in nats, [B, T] float32.
 
-    head: hidden states [B, t, hidden] -> logits [B, t, V], the model's own, with its final norm, scaling and soft-cap.
+def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int = BLOCK) -> Tensor:
+    """-log p(target) in nats, [B, T] float32: the log-sum-exp over all logits, block by block, less the target's own.
+
     hidden: [B, T, hidden], row i predicts targets[:, i]. targets: token ids [B, T].
     The value a token gets when it is read stays with its entry. Eq. 4 taken literally would score survivors again under the compressed
     context; but heads keep different tokens, so there is no one compressed text to score them under.
     """
-    rows = max(1, LOGITS_AT_ONCE // vocabulary)
-    losses = []
-    for part, wanted in zip(hidden.split(rows, dim=1), targets.split(rows, dim=1), strict=True):
-        logits = head(part)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten().to(logits.device), reduction="none")
-        losses.append(loss.view(wanted.shape))
-    return torch.cat(losses, dim=1)
+    rows = max(1, LOGITS_AT_ONCE // block)
+    return torch.cat(
+        [_losses(head, h, t, vocabulary, block) for h, t in zip(hidden.split(rows, dim=1), targets.split(rows, dim=1), strict=True)], dim=1
+    )
+
+
+def _losses(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
+    total = torch.full(targets.shape, -torch.inf, device=hidden.device)
+    wanted = torch.zeros_like(total)
+    targets = targets.to(hidden.device)
+    for start in range(0, vocabulary, block):
+        logits = head(hidden, slice(start, min(start + block, vocabulary))).float()
+        place = targets - start
+        inside = (place >= 0) & (place < logits.shape[-1])
+        own = logits.gather(-1, place.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
+        wanted = torch.where(inside, own, wanted)
+        largest = logits.amax(dim=-1)
+        part = logits.sub_(largest[..., None]).exp_().sum(dim=-1).log() + largest
+        total = torch.logaddexp(total, part)
+    return total - wanted

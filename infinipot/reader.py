@@ -52,6 +52,8 @@ class Reader:
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         """Policy `truncate`: the newest ids, not read before an answer needs them."""
         self.skipped = 0
+        self.usual: Tensor | None = None
+        """The catalyst of the latest reading: the pot always has room for it."""
         self.busy = False
         self.read_s = self.answer_s = 0.0
 
@@ -87,18 +89,31 @@ class Reader:
             self.tail.extend(ids[here:])
             ids = ids[:here]
         try:
-            distill.read(self.host, self.pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress)
+            self._read(self.pot, ids, catalyst, progress)
+            self.usual = catalyst
         finally:
             self.read_s += time.perf_counter() - started
 
-    def fits(self, wanted: int) -> bool:
-        """Whether `wanted` more entries, a question and its answer, need no distillation."""
+    def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None) -> None:
+        if ids and not self._beside(pot, catalyst):
+            distill.distill(self.host, pot, self.config, self.usual)
+        distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress)
+
+    def _beside(self, pot: Pot, catalyst: Tensor | None) -> bool:
+        """Whether the catalyst has room beside what the pot holds.
+
+        One that is longer than the last may have none; it is preceded by the distillation that reading on would have made.
+        """
+        return catalyst is None or pot.size is None or pot.length + catalyst.shape[1] <= pot.size
+
+    def fits(self, wanted: int, catalyst: Tensor | None = None) -> bool:
+        """Whether `wanted` more entries, a question and its answer, need no distillation and leave room for the catalyst."""
+        size = self.config.pot_size
         if self.policy.reads == "ends":
-            size, head = self.config.pot_size, self.pot.length
-            if head + wanted > size:
-                raise ValueError(f"pot_size={size} leaves no room: the text's head {head} + question and answer {wanted} is more")
+            if self.pot.length + wanted > size:
+                raise ValueError(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {wanted} is more")
             return True
-        return self.pot.size is None or self.pot.length + wanted <= self.pot.size
+        return self.pot.size is None or self.pot.length + wanted + (0 if catalyst is None else catalyst.shape[1]) <= size
 
     def answer(
         self,
@@ -109,29 +124,39 @@ class Reader:
         stop_ids: set[int],
         keep: bool,
         catalyst: Tensor | None = None,
-        usual: Tensor | None = None,
     ) -> Generator[int, None, None]:
         """Read the prompt, then yield the answer's ids, without the one that stops it.
 
         pick: next-token logits [1, V] float32 -> id. keep: prompt and answer stay in the pot; else it is afterwards as it was before.
-        catalyst: for distillations made on the way; usual: the one of the latest reading. When prompt and answer do not fit, the pot is
+        catalyst: for distillations made on the way, needed if keep or if it does not fit. When prompt and answer do not fit, the pot is
         distilled first (a copy of it, unless keep), and again whenever it is full.
         """
         self.check_idle()
+        wanted, ends = len(prompt) + max_tokens, self.policy.reads == "ends"
+        fits = self.fits(wanted, catalyst if keep else None)
         self.busy, started = True, time.perf_counter()
-        wanted = len(prompt) + max_tokens
-        fits, ends = self.fits(wanted), self.policy.reads == "ends"
         grows = keep and not ends
         pot = self.pot if fits or grows else self.pot.copy()
         before = None if grows or pot is not self.pot else pot.mark()
         room = self.config.pot_size - pot.length - wanted
         tail = list(self.tail)[max(0, len(self.tail) - room) :] if ends else []
         said: list[int] = []
+
+        def read(ids: list[int]) -> None:
+            if fits:
+                for chunk in self.tensor(ids).split(self.config.chunk_tokens, dim=1):
+                    distill.take(self.host, pot, chunk, grows and "novelty" in self.needs)
+            else:
+                self._read(pot, ids, catalyst)
+
         try:
             if not fits:
-                fits = self._make_room(pot, wanted, catalyst, usual)
+                reserve = 0 if catalyst is None or not keep else catalyst.shape[1]
+                fits = pot.pinned + self.config.survivors + wanted + reserve <= self.config.pot_size
+                if fits:  # after one distillation; what is longer is distilled as it is read
+                    distill.distill(self.host, pot, self.config, catalyst if self._beside(pot, catalyst) else self.usual)
             if tail or prompt:
-                self._take(pot, tail + prompt, fits, catalyst, grows)
+                read(tail + prompt)
             for count in range(1, max_tokens + 1):
                 assert pot.hidden is not None
                 token = pick(self.host.head(pot.hidden)[:, -1].float())
@@ -139,35 +164,19 @@ class Reader:
                     break
                 said.append(token)
                 if grows or count < max_tokens:
-                    self._take(pot, [token], fits, catalyst, grows)
+                    read([token])
                 yield token
         finally:
             if before is not None:
                 pot.rollback(before)
             for mine, other in zip(self.pot.layers, pot.layers, strict=True):
                 mine.peak = max(mine.peak, other.peak)
-            if keep and ends:
+            if grows:
+                self.usual = catalyst
+            elif keep:
                 self.read(prompt + said, None)
             self.answer_s += time.perf_counter() - started
             self.busy = False
-
-    def _take(self, pot: Pot, ids: list[int], fits: bool, catalyst: Tensor | None, scored: bool) -> None:
-        if fits:
-            for chunk in self.tensor(ids).split(self.config.chunk_tokens, dim=1):
-                distill.take(self.host, pot, chunk, scored and "novelty" in self.needs)
-        else:
-            distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs)
-
-    def _make_room(self, pot: Pot, wanted: int, catalyst: Tensor | None, usual: Tensor | None) -> bool:
-        """Distil once if that makes room for `wanted` entries, and say whether it does; what is longer is distilled as it is read.
-
-        A question too long to be read beside what the pot holds is preceded by the distillation that reading would have made.
-        """
-        enough = pot.pinned + self.config.survivors + wanted <= self.config.pot_size
-        beside = catalyst is None or pot.length + catalyst.shape[1] <= self.config.pot_size
-        if enough or not beside:
-            distill.distill(self.host, pot, self.config, catalyst if beside else usual)
-        return enough
 
     @property
     def stats(self) -> Stats:
@@ -187,4 +196,6 @@ class Reader:
         self.check_idle()
         twin = copy.copy(self)
         twin.pot, twin.tail = self.pot.copy(), copy.copy(self.tail)
+        if self.usual is self.pot.newest:
+            twin.usual = twin.pot.newest
         return twin

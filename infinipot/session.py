@@ -46,8 +46,6 @@ class Session:
         self.tokenizer, self.config, self.system, self.template = tokenizer, config or PotConfig(), system, template
         self._reader = Reader(self.host, self.config)
         self._dialogue: Dialogue | None = None
-        self._catalyst: Tensor | None = None
-        """The catalyst of the latest reading."""
 
     @property
     def pot(self) -> Pot:
@@ -76,11 +74,11 @@ class Session:
         self._reader.check_idle()
         lists, raw = parts(text, self.tokenizer, self.host.vocabulary)
         dialogue = self._begin(raw)
-        self._catalyst = self._catalyst_for(question)
+        catalyst = self._catalyst_for(question)
         for ids in lists:
             opening = dialogue.opening()
             dialogue.in_text, dialogue.answered = True, False
-            self._reader.read(opening + ids, self._catalyst, progress)
+            self._reader.read(opening + ids, catalyst, progress)
 
     def _begin(self, raw: bool) -> Dialogue:
         """Settle, once, whether the chat template is used; read its head, which stays pinned."""
@@ -163,14 +161,13 @@ class Session:
         prompt = dialogue.question(question)
         if not prompt and self.pot.hidden is None:
             raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
-        catalyst = self._catalyst
-        if not self._reader.fits(len(prompt) + max_tokens) and (question or catalyst is None):
-            catalyst = self._catalyst_for(question if aware or self.config.catalyst == "question" else None)
+        catalyst = None
+        if keep or not self._reader.fits(len(prompt) + max_tokens):
+            asked = question if aware or self.config.catalyst == "question" else None
+            catalyst = self._catalyst_for(asked) if asked or self._reader.usual is None else self._reader.usual
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
-        tokens = self._reader.answer(
-            prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst, usual=self._catalyst
-        )
+        tokens = self._reader.answer(prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst)
 
         def kept() -> Generator[int, None, None]:
             try:
@@ -187,8 +184,6 @@ class Session:
         """An independent session that goes on from the same pot; model and tokenizer are shared."""
         twin = copy.copy(self)
         twin._reader, twin._dialogue = self._reader.copy(), copy.copy(self._dialogue)
-        if self._catalyst is self.pot.newest:
-            twin._catalyst = twin.pot.newest
         return twin
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -198,8 +193,8 @@ class Session:
             raise files.PotFileError("nothing has been read, so there is no pot to save: append a text first")
         tensors, numbers = self.pot.state()
         tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
-        if self._catalyst is not None:
-            tensors["catalyst"] = self._catalyst
+        if self._reader.usual is not None and self._reader.usual is not self.pot.newest:
+            tensors["catalyst"] = self._reader.usual
         about = {
             "model": files.model_identity(self.host.model),
             "tokenizer_sha256": files.tokenizer_identity(self.tokenizer),
@@ -227,8 +222,7 @@ class Session:
         reader.skipped = about["skipped"]
         reader.tail.extend(tensors.pop("tail").tolist())
         tensors = {name: tensor.to(host.device) for name, tensor in tensors.items()}
-        session._catalyst = tensors.pop("catalyst", None)
+        catalyst = tensors.pop("catalyst", None)
         reader.pot.restore(tensors, about["pot"])
-        if session.config.catalyst == "plain":
-            session._catalyst = reader.pot.newest
+        reader.usual = reader.pot.newest if session.config.catalyst == "plain" else catalyst
         return session

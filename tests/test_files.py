@@ -1,0 +1,118 @@
+"""Pots on disk: continuing equals never having stopped, and what is wrong with a file is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import assert_close, kept
+from safetensors.torch import load_file, save_file
+from tiny import make_tiny, make_tokenizer
+
+from infinipot import PotConfig, PotFileError, Session, files
+
+MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
+TEXT = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
+CONFIG = PotConfig(pot_size=160, distill_to=60, chunk_tokens=32)
+
+
+def saved(path: Path, config: PotConfig = CONFIG, length: int = 700) -> Session:
+    session = Session(MODEL, TOKENIZER, config, system="Be brief.")
+    session.append(TEXT[:length], question="Who?")
+    session.save(path)
+    return session
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"context_reset": False}, {"policy": "streaming"}, {"policy": "truncate"}, {"policy": "full"}, {"catalyst": "plain"}, {"novelty": 1.0}],
+)
+@pytest.mark.parametrize("length", [50, 700])
+def test_continuing_equals_never_stopping(tmp_path: Path, options: dict, length: int) -> None:
+    one = saved(tmp_path / "a.pot", PotConfig(pot_size=160, distill_to=60, chunk_tokens=32, **options), length)
+    other = Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)
+    assert other.ask("Who saw it?", max_tokens=20) == one.ask("Who saw it?", max_tokens=20)
+    for session in (one, other):
+        session.append(TEXT[700:], question="Where?" if options.get("catalyst") is None else None)
+        session.chat("Why?", max_tokens=20)
+    assert kept(one) == kept(other)
+    assert_close("logits", other.logits, one.logits, 1e-6)
+    assert {**vars(one.stats), "timings": 0} == {**vars(other.stats), "timings": 0}
+
+
+def test_provenance(tmp_path: Path) -> None:
+    saved(tmp_path / "a.pot")
+    about = files.describe(tmp_path / "a.pot")
+    assert about["version"] == files.VERSION
+    assert about["config"]["pot_size"] == 160
+    assert about["model"]["class"] == "LlamaForCausalLM"
+    assert about["pot"]["tokens_read"] > 700
+    assert about["tokenizer_sha256"]
+
+
+def test_damage_is_found_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.pot"
+    saved(path)
+    good = path.read_bytes()
+    for damage in (good[: len(good) // 2], good[:5], b"", b"hello" * 100, good[:-9] + b"x" + good[-8:]):
+        path.write_bytes(damage)
+        with pytest.raises(PotFileError, match="damaged|readable"):
+            Session.load(path, MODEL, TOKENIZER)
+        assert path.read_bytes() == damage
+    path.write_bytes(good)
+    Session.load(path, MODEL, TOKENIZER)
+
+
+def with_header(path: Path, **changes) -> None:
+    header = {**files.describe(path), **changes}
+    save_file(load_file(path), path, metadata={files.FORMAT: json.dumps(header)})
+
+
+def test_newer_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.pot"
+    saved(path)
+    with pytest.raises(PotFileError, match="another configuration|another weights"):
+        Session.load(path, make_tiny("llama", kv_heads=4), TOKENIZER)
+    with pytest.raises(PotFileError, match="another weights"):
+        Session.load(path, make_tiny("llama", seed=1), TOKENIZER)
+    with pytest.raises(PotFileError, match="another class"):
+        Session.load(path, make_tiny("qwen2"), TOKENIZER)
+    with pytest.raises(PotFileError, match="another tokenizer"):
+        Session.load(path, MODEL, make_tokenizer(template=None))
+    with_header(path, version=files.VERSION + 1)
+    with pytest.raises(PotFileError, match="update infinipot"):
+        Session.load(path, MODEL, TOKENIZER)
+    save_file({"a": torch.zeros(3)}, path)
+    with pytest.raises(PotFileError, match="not a pot"):
+        Session.load(path, MODEL, TOKENIZER)
+    with pytest.raises(PotFileError, match="no file"):
+        Session.load(tmp_path / "missing.pot", MODEL, TOKENIZER)
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.pot"
+    session = saved(path)
+    before = path.read_bytes()
+
+    def full_disk(*args, **kwargs) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "save_file", full_disk)
+        with pytest.raises(PotFileError, match="No space left"):
+            session.save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pot"]
+    with pytest.raises(PotFileError, match="does not exist"):
+        session.save(tmp_path / "nowhere" / "a.pot")
+    with pytest.raises(PotFileError, match="nothing has been read"):
+        Session(MODEL, TOKENIZER, CONFIG).save(path)
+
+
+def test_loading_in_another_dtype(tmp_path: Path) -> None:
+    saved(tmp_path / "a.pot")
+    half = make_tiny("llama").to(torch.bfloat16)
+    with pytest.raises(PotFileError, match="float32"):
+        Session.load(tmp_path / "a.pot", half, TOKENIZER)
