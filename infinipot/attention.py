@@ -36,7 +36,14 @@ _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _WORKER.get().attend(module, query, key, value, scaling, options), None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat
 from infinipot.attention import at_work, attention, identity, visible
@@ -58,8 +58,8 @@ class _Stub(nn.Module):
         except AttributeError:
             return getattr(self._trunk[0], name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+    def forward(self, *args: Any, **kwargs: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
 
 
 class _Columns(nn.Module):

@@ -26,12 +26,18 @@ def embedded() -> Path:
 
 
 def best_device(wanted: str) -> torch.device:
-    """`auto`: cuda, then mps, then cpu."""
-    if wanted != "auto":
-        return torch.device(wanted)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """`auto`: cuda, then mps, then cpu. Refuses a device that is not there."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return torch.device(next(kind for kind, there in available.items() if there))
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as problem:
+        raise ValueError(f"unknown device {wanted!r}: {str(problem).splitlines()[0]}") from None
+    if not available.get(device.type, True) or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        there = ", ".join(kind for kind, there in available.items() if there)
+        raise ValueError(f"device {wanted!r} is not available: torch {torch.__version__} finds {there} here")
+    return device
 
 
 def best_dtype(wanted: str, device: torch.device) -> torch.dtype:

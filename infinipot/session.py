@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -23,6 +24,37 @@ from infinipot.template import Dialogue
 from infinipot.text import Pieces, Text, checked, parts
 
 Question = str | Iterable[int] | None
+
+
+class Answer(Iterator[str]):
+    """An answer in pieces of text, as they come.
+
+    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text came) or `length` (max_tokens).
+    """
+
+    def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
+        self.ids: list[int] = []
+        self.finish_reason: str | None = None
+        self._tokens, self._parts, self._max_tokens = tokens, pieces, max_tokens
+        self._run = self._pieces()
+
+    def _pieces(self) -> Generator[str, None, None]:
+        with contextlib.closing(self._tokens):
+            for token in self._tokens:
+                self.ids.append(token)
+                yield self._parts.push(token)
+                if self._parts.stopped:
+                    break
+            self.finish_reason = "length" if len(self.ids) == self._max_tokens and not self._parts.stopped else "stop"
+        yield self._parts.finish()
+
+    def __next__(self) -> str:
+        return next(piece for piece in self._run if piece)
+
+    def close(self) -> None:
+        """Stop here: the session is free again."""
+        self._run.close()
+        self._tokens.close()
 
 
 class Session:
@@ -119,25 +151,13 @@ class Session:
         """A turn that becomes part of the pot, with its answer. Unless config says otherwise, the general catalyst distils for it."""
         return "".join(self.stream(message, keep=True, aware=False, **sampling))
 
-    def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Iterator[str]:
+    def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Answer:
         """Like `ask`, in pieces as they come. keep, aware: as in `stream_ids`. Stopping at any piece is safe."""
         options = Sampling(**sampling)
         if self.tokenizer is None:
             raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
-        pieces = Pieces(self.tokenizer, options.stop)
         tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
-
-        def shown() -> Iterator[str]:
-            try:
-                for token in tokens:
-                    yield from filter(None, [pieces.push(token)])
-                    if pieces.stopped:
-                        return
-                yield from filter(None, [pieces.finish()])
-            finally:
-                tokens.close()
-
-        return shown()
+        return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
 
     def stream_ids(
         self,
@@ -210,12 +230,23 @@ class Session:
         files.write(path, tensors, about)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: PreTrainedModel | Host, tokenizer: PreTrainedTokenizerBase | None = None) -> Session:
-        """Go on from a saved pot. Refuses, with PotFileError, files that are damaged, foreign or newer."""
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: PreTrainedModel | Host,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        chunk_tokens: int | None = None,
+    ) -> Session:
+        """Go on from a saved pot, with the options it was filled with; only chunk_tokens may differ, as results do not depend on it.
+
+        Refuses, with PotFileError, files that are damaged, foreign or newer.
+        """
         host = model if isinstance(model, Host) else Host(model)
         tensors, about = files.read(path)
         files.check_origin(path, about, host.model, tokenizer)
-        session = cls(host, tokenizer, PotConfig(**about["config"]), system=about["system"], template=about["templated"])
+        config = PotConfig(**{**about["config"], **({} if chunk_tokens is None else {"chunk_tokens": chunk_tokens})})
+        session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
         session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
         dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
         reader = session._reader

@@ -10,7 +10,8 @@ CATALYST = [5, 9, 11, 2, 7]
 
 
 def random_ids(count: int, seed: int = 5, vocabulary: int = 97) -> list[int]:
-    return torch.randint(0, vocabulary, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    """Ids from 1 on: transformers takes id 0 for padding in some calls."""
+    return torch.randint(1, vocabulary, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def assert_close(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:

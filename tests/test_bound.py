@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from helpers import greedy, random_ids
@@ -9,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make_tiny
 
-import pytest
 from infinipot import PotConfig, Session
 
 MODEL = make_tiny("llama", layers=2)

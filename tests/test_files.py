@@ -27,7 +27,15 @@ def saved(path: Path, config: PotConfig = CONFIG, length: int = 700) -> Session:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"context_reset": False}, {"policy": "streaming"}, {"policy": "truncate"}, {"policy": "full"}, {"catalyst": "plain"}, {"novelty": 1.0}],
+    [
+        {},
+        {"context_reset": False},
+        {"policy": "streaming"},
+        {"policy": "truncate"},
+        {"policy": "full"},
+        {"catalyst": "plain"},
+        {"novelty": 1.0},
+    ],
 )
 @pytest.mark.parametrize("length", [50, 700])
 def test_continuing_equals_never_stopping(tmp_path: Path, options: dict, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import reference as reference_module
 from helpers import CATALYST, assert_close, kept, random_ids
 from reference import Reference
 from tiny import FAMILIES, make_tiny
@@ -20,13 +21,50 @@ OPTIONS = {
 }
 
 
+ROUNDING = 5e-6
+"""Relative distance under which two scores may change places between one order of float32 additions and another."""
+
+
+class Watched:
+    """The reference's `select`, noting how near its decisions were: the least distance between a kept and a dropped score, exact ties
+    (which go by slot on both sides) left out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nearest, self.original = float("inf"), reference_module.select
+        monkeypatch.setattr(reference_module, "select", self)
+
+    def __call__(self, novelties, scores, pinned, distill_to, sinks, recent, novelty):
+        kept = self.original(novelties, scores, pinned, distill_to, sinks, recent, novelty)
+        count = len(scores)
+        open_slots = [slot for slot in range(pinned + sinks, count - recent)]
+        novel = sorted(open_slots, key=lambda slot: (-novelties[slot], slot))[: int(novelty * (distill_to - sinks - recent) + 0.5)]
+        for values, chosen in ((novelties, novel), (scores, [slot for slot in kept if slot in open_slots and slot not in novel])):
+            dropped = [float(values[slot]) for slot in open_slots if slot not in chosen and slot not in novel]
+            least, largest = min((float(values[slot]) for slot in chosen), default=None), max((abs(float(v)) for v in values), default=0)
+            if least is not None and dropped and largest and least != max(dropped):
+                self.nearest = min(self.nearest, abs(least - max(dropped)) / largest)
+        return kept
+
+
+def clear_text(monkeypatch: pytest.MonkeyPatch, model, **options) -> tuple[list[int], Reference]:
+    """A text on which no decision of the reference is nearer than rounding, and the reference that read it."""
+    for seed in range(5, 15):
+        with monkeypatch.context() as patch:
+            watched = Watched(patch)
+            reference = Reference(model, catalyst=CATALYST, **options)
+            ids = random_ids(220, seed=seed)
+            reference.read(ids)
+        if watched.nearest > ROUNDING:
+            return ids, reference
+    raise AssertionError("ten texts in a row with a near tie: that is no chance")
+
+
 @pytest.mark.parametrize("kv_heads", [2, 4], ids=["gqa", "mha"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("family", FAMILIES)
-def test_equals_reference(family: str, options: dict, kv_heads: int) -> None:
-    model, ids = make_tiny(family, kv_heads=kv_heads), random_ids(220)
-    reference = Reference(model, pot_size=64, distill_to=24, catalyst=CATALYST, **options)
-    reference.read(ids)
+def test_equals_reference(family: str, options: dict, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_tiny(family, kv_heads=kv_heads)
+    ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, **options)
     session = Session(model, None, PotConfig(pot_size=64, distill_to=24, chunk_tokens=16, **options))
     session.append(ids, question=CATALYST)
     assert session.stats.distillations == reference.distillations >= 4
@@ -44,11 +82,10 @@ def test_chunks_do_not_matter(chunk: int) -> None:
     assert_close("logits", sessions[1].logits, sessions[0].logits)
 
 
-def test_pinned_entries_stay() -> None:
+def test_pinned_entries_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's pinned entries are the engine's template head."""
-    model, ids = make_tiny("llama"), random_ids(200)
-    reference = Reference(model, pot_size=64, distill_to=24, catalyst=CATALYST, pinned=6)
-    reference.read(ids)
+    model = make_tiny("llama")
+    ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, pinned=6)
     session = Session(model, None, PotConfig(pot_size=64, distill_to=24))
     session._reader.pin(ids[:6])
     session.append(ids[6:], question=CATALYST)

@@ -52,8 +52,8 @@ def make_tokenizer(template: str | None = TEMPLATE, bos: bool = False) -> Any:
 
     specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    ascii_first = [c for c in letters if ord(c) < 127 or c in "ĠĊ"][: 97 - len(specials)]
-    vocabulary = {token: number for number, token in enumerate([*specials, *ascii_first])}
+    printable = ["Ġ", "Ċ", *(c for c in letters if ord(c) < 127)][: 97 - len(specials)]  # space and newline, as the byte level writes them
+    vocabulary = {token: number for number, token in enumerate([*specials, *printable])}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

@@ -1,0 +1,52 @@
+"""The command line. Everything heavy is imported inside the commands, so that help comes at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from infinipot.cli.app import app
+from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say
+from infinipot.cli.options import origin
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run a command line, sys.argv by default. Returns the exit code; errors are one line on stderr."""
+    args = sys.argv[1:] if args is None else args
+    debug = "--debug" in args
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    with interrupts:
+        try:
+            code = app(args or ["--help"], prog_name="infinipot", standalone_mode=False)
+            sys.stdout.flush()
+            return int(code or 0)
+        except (ClosedOutput, BrokenPipeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes nowhere, quietly
+            return 141
+        except Exception as problem:
+            if debug:
+                traceback.print_exc()
+            line, code = explained(problem)
+            say(line)
+            return code
+
+
+def explained(problem: Exception) -> tuple[str, int]:
+    """One line about what went wrong, and the exit code: 2 if what was given cannot be used, 1 if running it failed."""
+    if isinstance(problem, Stopped):
+        return str(problem), 130
+    usage = getattr(problem, "format_message", None)
+    if usage is not None:  # click's errors, wherever typer keeps click
+        context, parameter = getattr(problem, "ctx", None), getattr(problem, "param", None)
+        came = origin(context, parameter.name) if context and parameter else ""
+        source = f" (from {came})" if came and not came.startswith("--") else ""
+        return f"{usage().rstrip('.')}{source} (see {getattr(context, 'command_path', 'infinipot')} --help)", 2
+    text = " ".join(str(problem).split())
+    if isinstance(problem, (BadUse, Failure, ValueError)):
+        return text, 1 if isinstance(problem, Failure) else 2
+    return f"{type(problem).__name__}: {text[:500]} (--debug shows where)", 1
+
+
+__all__ = ["main"]

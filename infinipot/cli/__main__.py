@@ -1,0 +1,7 @@
+"""python -m infinipot.cli"""
+
+import sys
+
+from infinipot.cli import main
+
+sys.exit(main())

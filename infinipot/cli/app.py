@@ -1,0 +1,151 @@
+"""The commands. Each reads its options and leaves the work to the files beside this one."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from infinipot.cli.console import BadUse, put
+from infinipot.cli.options import COMMON, POT, SAMPLING, Given, takes
+
+# ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
+
+EPILOG = """An option is taken from its flag, else from the environment (INFINIPOT_POT_SIZE=1024), else from --config FILE.yaml
+(pot_size: 1024), else it has its default. Answers go to stdout, all else to stderr. Exit codes: 0 done; 1 failed while running; 2 what was
+given cannot be used (unknown option or policy, sizes without room, a file or model that is missing or damaged); 130 interrupted; 141 nobody
+read the output."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="smollm2 (embedded), a Hub id, a folder, or a .gguf file.", show_default=False)]
+File = Annotated[Optional[str], typer.Option("-f", "--file", metavar="FILE", help="Text to read first, UTF-8 of any length; - is stdin.")]
+Question = Annotated[Optional[str], typer.Option("-p", "--prompt", metavar="TEXT", help="The question.")]
+OldPot = Annotated[Optional[Path], typer.Option("--pot", metavar="FILE", help="Go on from this saved pot.")]
+NewPot = Annotated[Optional[Path], typer.Option("--save-pot", metavar="FILE", help="Save the pot here, after reading and before the question.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from infinipot import __version__
+
+        put(f"infinipot {__version__}\n")
+        raise typer.Exit()
+
+
+@app.callback(epilog=EPILOG)
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")] = False,
+) -> None:
+    """Read text of any length with a pot of fixed size, and answer from it (InfiniPot, arXiv 2410.01518)."""
+
+
+@app.command("generate", epilog=EPILOG)
+@takes(POT, SAMPLING, COMMON)
+def generate(
+    model: Model,
+    given: Given,
+    file: File = None,
+    prompt: Question = None,
+    pot: OldPot = None,
+    save_pot: NewPot = None,
+    json: Json = False,
+) -> int:
+    """Read a text and answer a question about it."""
+    from infinipot.cli import run
+
+    if not file and not prompt:
+        raise BadUse("nothing to read and nothing to answer: give a text with -f FILE, a question with -p, or both")
+    plan = run.plan(given, file=file, question=prompt, pot=pot, save=save_pot)
+    session, load_s = run.open_session(plan, model)
+    read_tps = run.read(plan, session)
+    read_s = session.stats.timings["read_s"]
+    said = run.answer(session, prompt, plan.sampling, (lambda piece: None) if json else put)
+    put(json_module.dumps(run.result(plan, session, said, load_s, read_s, read_tps), ensure_ascii=False) + "\n" if json else "\n")
+    speeds = [f"read {read_tps:,.0f} tok/s"] * bool(read_tps) + [f"answered {said.answer_tps:,.1f} tok/s"] * bool(said.answer_tps)
+    run.report(plan, session, *speeds)
+    return 130 if said.stopped else 0
+
+
+@app.command("chat", epilog=EPILOG)
+@takes(POT, SAMPLING, COMMON)
+def chat(
+    model: Model,
+    given: Given,
+    file: File = None,
+    pot: OldPot = None,
+    save_pot: Annotated[
+        Optional[Path], typer.Option("--save-pot", metavar="FILE", help="Save the pot here, after reading and when the chat ends.")
+    ] = None,
+) -> int:
+    """Talk, without end, in a pot of fixed size. A line is a message; /help lists what else there is."""
+    from infinipot.cli import chat, run
+
+    if file == "-":
+        raise BadUse("-f - would read the text from stdin, where the messages come from: give a file")
+    plan = run.plan(given, file=file, question=None, pot=pot, save=save_pot)
+    session, _ = run.open_session(plan, model)
+    chat.talk(plan, session)
+    return 0
+
+
+@app.command("distill", epilog=EPILOG)
+@takes(POT, COMMON)
+def distill(
+    model: Model,
+    given: Given,
+    file: Annotated[str, typer.Option("-f", "--file", metavar="FILE", help="The text, UTF-8 of any length; - is stdin.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Where the pot is saved.", show_default=False)],
+    prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", metavar="TEXT", help="A question to keep in mind while reading.")] = None,
+    pot: OldPot = None,
+) -> int:
+    """Read a text and save the pot, to be asked later (generate --pot)."""
+    from infinipot.cli import run
+
+    plan = run.plan(given, file=file, question=prompt, pot=pot, save=output)
+    session, _ = run.open_session(plan, model)
+    read_tps = run.read(plan, session)
+    run.report(plan, session, f"read {read_tps:,.0f} tok/s")
+    return 0
+
+
+@app.command("info")
+def info(
+    pot: Annotated[Path, typer.Argument(metavar="POT", help="A saved pot.", show_default=False)], json: Json = False, debug: bool = False
+) -> int:
+    """Show what a saved pot says about itself."""
+    from infinipot.files import describe
+
+    about = {**describe(pot), "file_bytes": pot.stat().st_size}
+    if json:
+        put(json_module.dumps(about, ensure_ascii=False) + "\n")
+        return 0
+    from infinipot import PotConfig
+
+    config, numbers = PotConfig(**about["config"]), about["pot"]
+    rows = {
+        "file": f"{pot}, {about['file_bytes'] / 1e6:,.1f} MB, format {about['version']}",
+        "model": f"{about['model']['name'] or '(no name)'}, {about['model']['class']}",
+        "policy": f"{config.policy}, novelty {config.novelty:g}, catalyst {config.catalyst or 'question, else general'}",
+        "pot": f"size {config.pot_size:,}, distil to {config.survivors:,}, sinks {config.kept_sinks}, recent {config.recent}, "
+        f"pool {config.pool}, gqa {config.gqa}" + ("" if config.context_reset else ", no context reset"),
+        "entries": f"{about['entries']:,} ({numbers['pinned']:,} pinned)",
+        "read": f"{numbers['tokens_read']:,} tokens, {numbers['distillations']:,} distillations",
+        "template": ("chat" if about["templated"] else "none") + (f", system prompt {about['system']!r}" if about["system"] else ""),
+    }
+    for name, text in rows.items():
+        put(f"{name:9} {text}\n")
+    return 0
+
+
+@app.command("policies")
+def policies(debug: bool = False) -> int:
+    """List the policies: how the entries that survive are chosen."""
+    from infinipot.policies import POLICIES
+
+    width = max(map(len, POLICIES))
+    for name, policy in POLICIES.items():
+        put(f"{name:{width}}  {policy.summary}\n")
+    return 0

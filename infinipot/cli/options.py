@@ -1,0 +1,177 @@
+"""The options that commands share, declared once. Their defaults are those of the dataclasses they fill."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from infinipot.cli.console import BadUse
+
+
+def dataclass_defaults() -> dict[str, Any]:
+    """Every field's default, read from the source of infinipot/options.py: importing it would import torch, which takes seconds."""
+    tree = ast.parse((Path(__file__).parents[1] / "options.py").read_text("utf-8"))
+    fields = [line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body if isinstance(line, ast.AnnAssign)]
+    return {field.target.id: ast.literal_eval(field.value) for field in fields if isinstance(field.target, ast.Name) and field.value}
+
+
+DEFAULTS = {name: default for name, default in dataclass_defaults().items() if default not in (None, (), "")}
+
+
+def whole(text: Any) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+def number(text: Any) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number") from None
+
+
+PARSERS = {int: whole, float: number}
+METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
+
+
+def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, **more: Any) -> inspect.Parameter:
+    """One option. Its value is None if neither flag nor environment nor config file gives it."""
+    if name in DEFAULTS and kind is not bool:
+        help += f" [default: {DEFAULTS[name]}]"
+    info = typer.Option(
+        *(flags or (f"--{name.replace('_', '-')}",)),
+        help=help,
+        envvar=f"INFINIPOT_{name.upper()}" if env else None,
+        show_envvar=False,
+        show_default=False,
+        parser=PARSERS.get(kind),
+        metavar=None if kind is bool else METAVARS[kind],
+        **more,
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Optional[kind], info])  # noqa: UP045
+
+
+def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:  # noqa: UP045
+    """Make what a YAML file says the defaults, below flags and environment."""
+    if path is None:
+        return None
+    import yaml
+
+    from infinipot.options import known
+
+    try:
+        content = yaml.safe_load(path.read_text("utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
+        raise BadUse(f"cannot use the config file {path}: {problem}") from problem
+    if not isinstance(content, dict):
+        raise BadUse(f"the config file {path} must consist of lines like `pot_size: 1024`")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        try:
+            known("option", name, CONFIGURABLE)
+        except ValueError as problem:
+            raise BadUse(f"{path}: {problem}") from None
+        items = value if isinstance(value, list) else [value]
+        if isinstance(value, dict) or (isinstance(value, list) and name != "stop"):
+            raise BadUse(f"{path}: {name} must be one value, not {value!r}")
+        if value is not None:
+            texts = [item if isinstance(item, bool) else str(item) for item in items]  # text, to be read as a flag's would be
+            values[name] = texts if name == "stop" else texts[0]
+    context.default_map = values
+    return path
+
+
+POT = (
+    option("pot_size", int, "Most entries (tokens) the pot ever holds."),
+    option("distill_to", int, "Entries that survive a distillation. [default: half the pot]"),
+    option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
+    option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
+    option("catalyst", str, "question, general, general-1, general-2, unrelated, plain, or a prompt of your own. "
+           "[default: the question if there is one, else general]"),
+    option("context_reset", bool, "Positions start again at 0 after a distillation (default), or grow for ever.",
+           "--context-reset/--no-context-reset"),
+    option("sinks", int, "First entries that always stay. [default: the policy's]"),
+    option("recent", int, "Newest entries that always stay."),
+    option("pool", int, "Smooth scores over this many neighbours, an odd number; 0 does not."),
+    option("pool_kind", str, "avg or max."),
+    option("gqa", str, "How query heads that share a KV head vote: mean, max or sum."),
+    option("chunk_tokens", int, "Most tokens read in one forward pass."),
+    option("system", str, "A system prompt; it is never distilled."),
+    option("raw", bool, "Read and answer without the chat template.", "--raw"),
+)  # fmt: skip
+SAMPLING = (
+    option("max_tokens", int, "Most tokens of an answer."),
+    option("temperature", float, "0 always takes the likeliest token."),
+    option("top_k", int, "Choose among this many likeliest tokens; 0: all."),
+    option("top_p", float, "Choose among the likeliest tokens that have this probability together."),
+    option("min_p", float, "Choose among tokens at least this likely, relative to the likeliest."),
+    option("seed", int, "Makes chance repeatable."),
+    option("stop", list[str], "A text that ends the answer; may be given several times.", env=False),
+)
+LOADING = (
+    option("device", str, "cpu, cuda, cuda:1, mps. [default: the fastest there is]"),
+    option("dtype", str, "float32, bfloat16, float16. [default: what suits the device]"),
+    option("quiet", bool, "No progress, no statistics.", "--quiet"),
+)
+CONFIGURABLE = [parameter.name for parameter in (*POT, *SAMPLING, *LOADING)]
+"""What a config file may hold, for whatever command it is: one that does not use a value ignores it."""
+COMMON = (
+    *LOADING,
+    option("config", Path, "A YAML file with options by name, e.g. `pot_size: 1024`.", callback=from_config, is_eager=True),
+    option("debug", bool, "Show where an error comes from.", "--debug", env=False),
+)
+
+
+@dataclasses.dataclass
+class Given:
+    """The values of shared options that were given, and how: "--pot-size", "INFINIPOT_POT_SIZE", "pot_size in the config file"."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+
+    def of(self, kind: type) -> dict[str, Any]:
+        """Those that are fields of a dataclass."""
+        names = {field.name for field in dataclasses.fields(kind)}
+        return {name: value for name, value in self.values.items() if name in names}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values.get(name)
+
+
+def origin(context: typer.Context, name: str) -> str:
+    source = getattr(context.get_parameter_source(name), "name", "")
+    if source == "ENVIRONMENT":
+        return f"INFINIPOT_{name.upper()}"
+    return f"{name} in the config file" if source == "DEFAULT_MAP" else f"--{name.replace('_', '-')}"
+
+
+def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of these groups; it receives them together, as its argument `given`."""
+    shared = [parameter for group in groups for parameter in group]
+
+    def wrap(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+
+        def run(**values: Any) -> Any:
+            context = values.pop("context")
+            found = {p.name: values.pop(p.name) for p in shared}
+            found = {name: value for name, value in found.items() if value not in (None, [], ())}
+            return command(given=Given(found, {name: origin(context, name) for name in found}), **values)
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared + [context]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        return run
+
+    return wrap

@@ -1,0 +1,58 @@
+"""The tree shows the paper: each module imports only from those above it, and importing the package does no work."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "infinipot"
+LAYERS = """
+positions selection novelty catalyst
+policies
+options
+compat
+attention
+probe layers
+pot
+host
+distill
+decoding gguf template text files
+models reader
+session
+generation
+cli
+"""
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "infinipot":
+            inside = (node.module or "").split(".")[1:]
+            found |= {inside[0]} if inside else {alias.name for alias in node.names}
+    return found
+
+
+def test_imports_go_upwards_only() -> None:
+    rank = {name: number for number, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
+    for path in PACKAGE.rglob("*.py"):
+        own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        assert own in rank, f"{path} has no place in the architecture"
+        for other in imports(path) - {own, "__version__"}:
+            assert own == "cli" or rank[other] < rank[own], f"{own} imports {other}"
+
+
+def test_files_are_short() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert len(path.read_text().splitlines()) <= 300, f"{path.name} is too long to be seen at once"
+    core = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.parts]
+    assert sum(bool(line.strip()) for path in core for line in path.read_text().splitlines()) <= 2500
+
+
+def test_import_does_no_work() -> None:
+    code = "import sys, infinipot; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,468 @@
+"""The command line, with a tiny model in a local folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import make_tiny
+
+from infinipot.cli import main
+
+TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+TEXT = "The letter was hidden behind the clock by Anna, who told nobody about it until the winter came. " * 30
+POT = ["--pot-size", "128", "--distill-to", "48", "--chunk-tokens", "16"]
+
+
+def save_tiny(folder: Path) -> None:
+    """A random Llama and a byte-level tokenizer with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|start|>", "<|end|>"], initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([TEXT], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=TEMPLATE)
+    fast.save_pretrained(folder)
+    tiny = make_tiny("llama", vocab=len(fast))
+    tiny.lm_head.weight.data[:2] = 0  # it never ends an answer by itself
+    tiny.save_pretrained(folder)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads only get in each other's way with a model as small as this."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text(TEXT[:1200], "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command line in this process. Returns exit code, stdout and stderr."""
+
+    def ran(*args: object) -> tuple[int, str, str]:
+        code = main([str(arg) for arg in args])
+        return code, *capsys.readouterr()
+
+    return ran
+
+
+def process(*args: str, **options: Any) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    return subprocess.Popen([sys.executable, "-m", "infinipot.cli", *args], env=environment, **options)
+
+
+def one_line(error: str, *parts: str) -> None:
+    assert error.startswith("infinipot: ")
+    assert error.count("\n") == 1, error
+    for part in parts:
+        assert part in error
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_stdout_is_the_answer_and_nothing_else(run: Any, model: str, book: str) -> None:
+    from infinipot import PotConfig, Session, load
+
+    code, out, err = run("generate", model, "-f", book, "-p", "Who hid it?", *POT, "--max-tokens", 12)
+    assert code == 0
+    session = Session(*load(model), PotConfig(pot_size=128, distill_to=48, chunk_tokens=16))
+    session.append(TEXT[:1200], question="Who hid it?")
+    assert out == session.ask("Who hid it?", max_tokens=12) + "\n"
+    one_line(err, "in a pot of 128 (peak 128,", "distillations)", "a full cache", "tok/s")
+
+
+def test_quiet_prints_no_statistics(run: Any, model: str, book: str) -> None:
+    code, _, err = run("generate", model, "-f", book, "-p", "Who?", *POT, "--max-tokens", 2, "--quiet")
+    assert (code, err) == (0, "")
+
+
+def test_question_alone_and_text_alone(run: Any, model: str, book: str) -> None:
+    assert run("generate", model, "-p", "Hello", "--max-tokens", 2)[0] == 0
+    assert run("generate", model, "-f", book, "--raw", *POT, "--max-tokens", 2)[0] == 0
+
+
+def test_json_shape(run: Any, model: str, book: str) -> None:
+    _, plain, _ = run("generate", model, "-f", book, "-p", "Who?", *POT, "--max-tokens", 5)
+    code, out, _ = run("generate", model, "-f", book, "-p", "Who?", *POT, "--max-tokens", 5, "--json")
+    said = json.loads(out)
+    assert code == 0
+    assert set(said) == {"text", "usage", "pot", "timings"}
+    assert said["text"] + "\n" == plain
+    assert said["usage"]["completion_tokens"] == 5
+    assert said["usage"]["prompt_tokens"] > 300
+    pot = said["pot"]
+    assert set(pot) == {"size", "entries", "peak_entries", "distillations", "bytes", "full_cache_bytes", "policy"}
+    assert (pot["size"], pot["policy"]) == (128, "infinipot")
+    assert pot["entries"] <= pot["peak_entries"] <= 128
+    assert pot["distillations"] > 0
+    names = {"load_s", "read_s", "distill_s", "first_token_s", "answer_s", "read_tps", "answer_tps"}
+    assert set(said["timings"]) == names
+    assert all(said["timings"][name] > 0 for name in names)
+
+
+def test_sampling_options_arrive(run: Any, model: str) -> None:
+    hot = ["generate", model, "-p", "Hello", "--max-tokens", 8, "--temperature", 3, "--top-k", 50, "--seed"]
+    assert run(*hot, 1)[1] == run(*hot, 1)[1] != run(*hot, 2)[1]
+    text = run("generate", model, "-p", "Hello", "--max-tokens", 8)[1].rstrip("\n")
+    stop = text[len(text) // 2]
+    assert run("generate", model, "-p", "Hello", "--max-tokens", 8, "--stop", stop)[1] == text[: text.index(stop)] + "\n"
+
+
+# ---------------------------------------------------------------- texts
+
+
+def test_stdin_is_read_like_a_file(run: Any, model: str, book: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["-p", "Who?", *POT, "--max-tokens", 4]
+    out, into = os.pipe()
+    os.write(into, Path(book).read_bytes())
+    os.close(into)
+    with open(out) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        code, text, _ = run("generate", model, "-f", "-", *options)
+    assert (code, text) == run("generate", model, "-f", book, *options)[:2]
+
+
+def test_characters_across_blocks_and_a_byte_order_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infinipot.cli import source
+
+    monkeypatch.setattr(source, "BLOCK_BYTES", 5)
+    path = tmp_path / "text"
+    path.write_bytes(b"\xef\xbb\xbf" + "häßlich, 𝄞 und 漢字".encode())
+    assert "".join(source.Source(str(path))) == "häßlich, 𝄞 und 漢字"
+    for bad, place in ((b"abcdef\xff", 6), (b"abcd\xe6\xbcx", 4), (b"abcdefg\xf0\x9d", 7)):
+        path.write_bytes(bad)
+        text = source.Source(str(path))
+        assert "".join(text) == bad[:place].decode()
+        assert f"byte {place} " in (text.problem or "")
+
+
+def test_what_is_not_utf8_keeps_what_was_read(run: Any, model: str, tmp_path: Path) -> None:
+    text, pot = tmp_path / "latin1.txt", tmp_path / "a.pot"
+    text.write_bytes(TEXT[:1200].encode() + b"caf\xe9 " + TEXT.encode())
+    code, out, err = run("generate", model, "-f", text, "-p", "Who?", *POT, "--save-pot", pot)
+    assert (code, out) == (2, "")
+    assert f"{text} is not UTF-8 at byte 1,203 (0xe9)" in err
+    assert "pot saved" in err
+    assert run("generate", model, "--pot", pot, "-p", "Who?", "--max-tokens", 2)[0] == 0
+
+
+# ---------------------------------------------------------------- pots
+
+
+def test_saved_then_continued_equals_at_once(run: Any, model: str, book: str, tmp_path: Path) -> None:
+    pot = tmp_path / "a.pot"
+    first = run("generate", model, "-f", book, "-p", "Who?", *POT, "--max-tokens", 6, "--save-pot", pot)
+    again = run("generate", model, "--pot", pot, "-p", "Who?", "--max-tokens", 6)
+    assert first[:2] == again[:2]
+    code, out, err = run("distill", model, "-f", book, "-p", "Who?", "-o", tmp_path / "b.pot", *POT)
+    assert (code, out) == (0, "")
+    assert "pot saved in" in err
+    assert run("generate", model, "--pot", tmp_path / "b.pot", "-p", "Who?", "--max-tokens", 6)[1] == first[1]
+    assert run("generate", model, "--pot", pot, "-f", book, "-p", "And now?", "--max-tokens", 6)[0] == 0
+
+
+def test_options_that_contradict_a_pot(run: Any, model: str, book: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pot = tmp_path / "a.pot"
+    run("distill", model, "-f", book, "-o", pot, *POT)
+    ask = ["generate", model, "--pot", pot, "-p", "Who?", "--max-tokens", 2]
+    assert run(*ask, "--pot-size", 128, "--distill-to", 48, "--sinks", 0, "--chunk-tokens", 8)[0] == 0
+    code, _, err = run(*ask, "--pot-size", 256)
+    assert code == 2
+    one_line(err, "--pot-size is 256", f"{pot} was filled with pot_size 128")
+    for wrong in (["--policy", "streaming"], ["--raw"], ["--system", "Be kind."], ["--no-context-reset"]):
+        assert run(*ask, *wrong)[0] == 2
+    monkeypatch.setenv("INFINIPOT_POT_SIZE", "64")
+    code, _, err = run(*ask)
+    assert code == 2
+    one_line(err, "INFINIPOT_POT_SIZE is 64")
+
+
+def test_info(run: Any, model: str, book: str, tmp_path: Path) -> None:
+    pot = tmp_path / "a.pot"
+    run("distill", model, "-f", book, "-o", pot, *POT, "--system", "Be kind.")
+    code, out, err = run("info", pot)
+    assert (code, err) == (0, "")
+    for part in ("LlamaForCausalLM", "size 128, distil to 48", "distillations", "'Be kind.'"):
+        assert part in out
+    about = json.loads(run("info", pot, "--json")[1])
+    assert about["file_bytes"] == pot.stat().st_size
+    assert about["config"]["pot_size"] == 128
+
+
+def test_policies(run: Any) -> None:
+    from infinipot.policies import POLICIES
+
+    code, out, _ = run("policies")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(POLICIES)
+
+
+# ---------------------------------------------------------------- bad use
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["generate", "MODEL", "-p", "x", "--policy", "infinipto"], ["unknown policy 'infinipto'; did you mean 'infinipot'?"]),
+        (["generate", "MODEL", "-p", "x", "--novelty", "2"], ["novelty=2.0 is not allowed: it must be between 0 and 1"]),
+        (["generate", "MODEL", "-p", "x", "--pot-size", "many"], ["'--pot-size'", "'many' is not a whole number"]),
+        (["generate", "MODEL", "-p", "x", "--pot-sise", "9"], ["--pot-sise", "--pot-size"]),
+        (["generate", "MODEL", "-p", "x", "-f", "BOOK", "--pot-size", "64", "--distill-to", "60"], ["pot_size=64 leaves no room"]),
+        (["generate", "MODEL", "-p", "x", "-f", "no/such"], ["there is no file no/such"]),
+        (["generate", "MODEL", "-p", "x", "-f", "."], ["cannot read ."]),
+        (["generate", "MODEL", "-p", "x", "--pot", "no/such"], ["there is no file no/such"]),
+        (["generate", "MODEL", "-p", "x", "--pot", "BOOK"], ["is not a readable pot file"]),
+        (["generate", "MODEL", "-p", "x", "--save-pot", "no/such"], ["there is no folder"]),
+        (["generate", "MODEL", "-p", "x", "--device", "abacus"], ["abacus"]),
+        (["generate", "MODEL", "-p", "x", "--dtype", "float23"], ["unknown dtype 'float23'"]),
+        (["generate", "MODEL", "-p", "x", "--system", "a", "--raw"], ["--system needs the chat template"]),
+        (["generate", "MODEL"], ["nothing to read"]),
+        (["generate", "./no/model", "-p", "x"], ["there is no folder ./no/model"]),
+        (["generate"], ["MODEL"]),
+        (["genrate"], ["No such command 'genrate'"]),
+        (["distill", "MODEL", "-f", "BOOK", "-o", "x.pot", "--catalyst", "question"], ["give one with -p"]),
+        (["distill", "MODEL", "-f", "/dev/null", "-o", "x.pot"], ["/dev/null is empty"]),
+        (["chat", "MODEL", "-f", "-"], ["where the messages come from"]),
+        (["info", "no/such"], ["there is no file no/such"]),
+    ],
+)
+def test_bad_use(run: Any, model: str, book: str, args: list[str], parts: list[str]) -> None:
+    code, out, err = run(*[{"MODEL": model, "BOOK": book}.get(arg, arg) for arg in args])
+    assert (code, out) == (2, ""), err
+    one_line(err, *parts)
+    assert not Path("x.pot").exists()
+
+
+def test_failure_is_one_line_and_debug_shows_more(run: Any, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from infinipot import Session
+
+    def broken(*args: Any, **options: Any) -> None:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(Session, "stream_ids", broken)
+    code, _, err = run("generate", model, "-p", "x")
+    assert code == 1
+    one_line(err, "RuntimeError: out of memory")
+    assert "Traceback" in run("generate", model, "-p", "x", "--debug")[2]
+
+
+# ---------------------------------------------------------------- where options come from
+
+
+def test_flag_beats_environment_beats_config_beats_default(run: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.yaml"
+    ask = ["generate", model, "-p", "x", "--max-tokens", 1, "--json"]
+
+    def size(*args: object) -> int:
+        return int(json.loads(run(*ask, *args)[1])["pot"]["size"])
+
+    assert size() == 2048
+    config.write_text("pot-size: 512\nnovelty: 1\nstop: [zebra crossing]\ncontext_reset: no\nsystem:\n")
+    assert size("--config", config) == 512
+    monkeypatch.setenv("INFINIPOT_CONFIG", str(config))
+    assert size() == 512
+    monkeypatch.setenv("INFINIPOT_POT_SIZE", "256")
+    assert size() == 256
+    assert size("--pot-size", 128) == 128
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("pot_sise: 5", "unknown option 'pot_sise'; did you mean 'pot_size'?"),
+        ("pot_size: [5]", "pot_size must be one value"),
+        ("pot_size: 5.5", "'5.5' is not a whole number (from pot_size in the config file)"),
+        ("- 5", "must consist of lines like"),
+        ("a: [", "cannot use the config file"),
+    ],
+)
+def test_config_files_that_cannot_be_used(run: Any, model: str, tmp_path: Path, content: str, part: str) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(content)
+    code, _, err = run("generate", model, "-p", "x", "--config", config)
+    assert code == 2
+    one_line(err, part)
+
+
+# ---------------------------------------------------------------- real processes
+
+
+def test_help_is_fast() -> None:
+    took = []
+    for _ in range(3):
+        started = time.monotonic()
+        child = process("--help", stdout=subprocess.PIPE)
+        out, _ = child.communicate(timeout=60)
+        took.append(time.monotonic() - started)
+        assert child.returncode == 0
+    for name in ("generate", "chat", "distill", "info", "policies"):
+        assert name in out.decode()
+    assert min(took) < 1
+
+
+def test_defaults_in_the_help_are_those_of_the_dataclasses() -> None:
+    import dataclasses
+
+    from infinipot import PotConfig, Sampling
+    from infinipot.cli.options import POT as OPTIONS
+    from infinipot.cli.options import SAMPLING, dataclass_defaults
+
+    fields = [*dataclasses.fields(PotConfig), *dataclasses.fields(Sampling)]
+    assert dataclass_defaults() == {field.name: field.default for field in fields}
+    assert {field.name for field in fields} | {"system", "raw"} == {option.name for option in (*OPTIONS, *SAMPLING)}
+
+
+def test_version(run: Any) -> None:
+    from infinipot import __version__
+
+    assert run("--version")[:2] == (0, f"infinipot {__version__}\n")
+
+
+def test_a_closed_stdout_ends_quietly(model: str) -> None:
+    child = process("generate", model, "-p", "Hello", "--max-tokens", "4", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    assert child.wait(60) == 141
+
+
+class Terminal:
+    """A child whose stdin and stderr are a terminal; what it shows there is gathered."""
+
+    def __init__(self, *args: str, stdin: Any = None) -> None:
+        self.master, slave = pty.openpty()
+        self.child = process(*args, stdin=slave if stdin is None else stdin, stdout=subprocess.PIPE, stderr=slave,
+                             start_new_session=True, env={"TERM": "xterm"})  # fmt: skip
+        os.close(slave)
+        self.shown = ""
+
+    def until(self, text: str, seconds: float = 90) -> None:
+        end = time.monotonic() + seconds
+        while text not in self.shown:
+            assert time.monotonic() < end, self.shown
+            if select.select([self.master], [], [], 0.1)[0]:
+                try:
+                    self.shown += os.read(self.master, 4096).decode(errors="replace")
+                except OSError:  # the child is gone
+                    assert text in self.shown, self.shown
+                    return
+
+    def close(self) -> tuple[int, str]:
+        out = self.child.stdout.read().decode()
+        code = self.child.wait(60)
+        while select.select([self.master], [], [], 0.1)[0]:
+            try:
+                data = os.read(self.master, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            self.shown += data.decode(errors="replace")
+        os.close(self.master)
+        return code, out
+
+
+def test_ctrl_c_while_reading_leaves_a_usable_pot(run: Any, model: str, tmp_path: Path) -> None:
+    text, pot = tmp_path / "long.txt", tmp_path / "a.pot"
+    text.write_text(TEXT * 200, "utf-8")
+    terminal = Terminal("generate", model, "-f", str(text), "-p", "Who?", *POT, "--save-pot", str(pot))
+    terminal.until("tok/s")
+    terminal.child.send_signal(signal.SIGINT)
+    code, out = terminal.close()
+    assert (code, out) == (130, "")
+    last = terminal.shown.rstrip("\r\n").split("\r\x1b[K")[-1]  # the bar is gone: only this line is left
+    assert last.startswith("infinipot: stopped after ")
+    assert f"pot saved in {pot}" in last
+    assert "Traceback" not in terminal.shown
+    assert run("generate", model, "--pot", pot, "-p", "Who?", "--max-tokens", 2)[0] == 0
+
+
+def test_ctrl_c_while_waiting_for_text(run: Any, model: str, tmp_path: Path) -> None:
+    pot = tmp_path / "a.pot"
+    terminal = Terminal("distill", model, "-f", "-", *POT, "-o", str(pot), stdin=subprocess.PIPE)
+    terminal.child.stdin.write(TEXT.encode() * 8)  # more than is encoded at a time, so that something is read; then nothing comes
+    terminal.child.stdin.flush()
+    terminal.until("tok/s")
+    time.sleep(0.5)
+    terminal.child.send_signal(signal.SIGINT)
+    code, _ = terminal.close()
+    assert code == 130
+    assert "infinipot: stopped after " in terminal.shown
+    assert run("info", pot)[0] == 0
+
+
+def test_ctrl_c_while_starting(model: str) -> None:
+    terminal = Terminal("generate", model, "-p", "Who?")
+    terminal.until("starting")
+    terminal.child.send_signal(signal.SIGINT)
+    code, out = terminal.close()
+    assert (code, out) == (130, "")
+    assert terminal.shown.endswith("infinipot: interrupted\r\n")
+    assert "Traceback" not in terminal.shown
+
+
+def test_chat_in_a_terminal(model: str, tmp_path: Path) -> None:
+    pot = tmp_path / "a.pot"
+    terminal = Terminal("chat", model, *POT, "--max-tokens", "100000", "--save-pot", str(pot))
+    terminal.until("> ")
+    os.write(terminal.master, b"Hello\n")
+    time.sleep(1)
+    terminal.child.send_signal(signal.SIGINT)  # stops the answer
+    os.write(terminal.master, b"/stats\n")
+    terminal.until("in a pot of 128")
+    os.write(terminal.master, b"/nothing\n")
+    terminal.until("/nothing is not known")
+    os.write(terminal.master, b"/quit\n")
+    code, out = terminal.close()
+    assert code == 0
+    assert out.strip()
+    assert f"pot saved in {pot}" in terminal.shown
+
+
+def test_chat_with_piped_messages(run: Any, model: str, monkeypatch: pytest.MonkeyPatch, book: str, tmp_path: Path) -> None:
+    from infinipot import PotConfig, Session, load
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"Hello\n\nWho are you?\n/save {tmp_path / 'x.pot'}\n"))
+    code, out, err = run("chat", model, "-f", book, *POT, "--max-tokens", 5)
+    session = Session(*load(model), PotConfig(pot_size=128, distill_to=48, chunk_tokens=16))
+    session.append(TEXT[:1200])
+    first, second = session.chat("Hello", max_tokens=5), session.chat("Who are you?", max_tokens=5)
+    assert (code, out) == (0, f"{first}\n{second}\n")
+    assert "> " not in err
+    assert (tmp_path / "x.pot").exists()
