@@ -1,0 +1,48 @@
+"""The same on a GPU: exact when it fits, bounded when it does not, the same answer from the same pot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from tiny import FAMILIES, make_tiny
+
+from infinipot import PotConfig, Session, generate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_stock_and_the_cpu(family: str, chunk: int) -> None:
+    ids = random_ids(200)
+    model = make_tiny(family).cuda()
+    session = Session(model, None, PotConfig(pot_size=256, chunk_tokens=chunk))
+    session.append(ids, question=CATALYST)
+    assert_close("fits", session.logits, model(torch.tensor([ids], device="cuda")).logits[:, -1])
+    small = PotConfig(pot_size=64, distill_to=24, chunk_tokens=chunk, pool=3)
+    sessions = [Session(m, None, small) for m in (model, make_tiny(family))]
+    for one in sessions:
+        one.append(ids, question=CATALYST)
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("distilled", sessions[0].logits.cpu(), sessions[1].logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, tmp_path) -> None:
+    model = make_tiny("llama").to("cuda", dtype)
+    session = Session(model, None, PotConfig(pot_size=128, distill_to=48))
+    session.append(random_ids(1000), question=CATALYST)
+    assert session.stats.peak_entries == 128
+    before = session.logits
+    answer = list(session.stream_ids(random_ids(9), max_tokens=100, pick=greedy, stop_ids=set()))
+    assert torch.equal(session.logits, before)
+    session.save(tmp_path / "a.pot")
+    again = Session.load(tmp_path / "a.pot", model)
+    assert list(again.stream_ids(random_ids(9), max_tokens=100, pick=greedy, stop_ids=set())) == answer
+
+
+def test_generate() -> None:
+    model, ids = make_tiny("qwen2").cuda(), torch.tensor([random_ids(100)], device="cuda")
+    options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=256), **options))
