@@ -14,7 +14,7 @@ from infinipot.layers import PotLayer
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
-from infinipot.selection import pool, reduce_groups
+from infinipot.selection import reduce_groups
 
 
 def take(host: Host, pot: Pot, ids: Tensor, score_novelty: bool) -> None:
@@ -40,8 +40,7 @@ def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) 
     scores: dict[int, Tensor] = {}
 
     def observe(number: int, attention: Tensor) -> None:
-        received = reduce_groups(representativeness(attention), pot.layers[number].keys.shape[1], config.gqa)
-        scores[number] = pool(received, config.pool, config.pool_kind)
+        scores[number] = reduce_groups(representativeness(attention), pot.layers[number].keys.shape[1], config.gqa)
 
     before = pot.mark()
     try:
@@ -61,6 +60,7 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) ->
         return
     started = time.perf_counter()
     policy = POLICIES[config.policy]()
+    needs = policy.needs(config.novelty)
     scores = {} if catalyst is None else observe_catalyst(host, pot, config, catalyst)
     chosen = []
     for number, layer in enumerate(pot.layers):
@@ -71,12 +71,15 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) ->
         seen = Observation(
             keys=layer.keys[:, :, free],
             values=layer.values[:, :, free],
+            rotated=layer.rotated[:, :, free],
             index=index[..., free],
-            novelty=novel[..., free],
-            scores=scores[number][..., free] if scores else None,
+            novelty=novel[..., free] if "novelty" in needs else None,
+            catalyst=scores[number][..., free] if scores else None,
             share=config.novelty,
             sinks=config.kept_sinks,
             recent=config.recent,
+            pool=config.pool,
+            pool_kind=config.pool_kind,
         )
         chosen.append((layer, policy.keep(seen, config.survivors), index, novel))
     for layer, indices, index, novel in chosen:  # all or nothing: nothing is evicted before every layer has chosen

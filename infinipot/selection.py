@@ -51,7 +51,7 @@ def choose(
     kept[..., :sinks] = True
     kept[..., some.shape[-1] - recent :] = True
     free = budget - sinks - recent
-    novel = int(share * free + 0.5)
+    novel = int(share * free + 0.5) if novelty is not None else 0
     if novelty is not None:
         kept |= best(novelty.masked_fill(kept, -torch.inf), novel)
     if scores is not None:

@@ -141,9 +141,9 @@ class Reference:
             return
         for pots, scores in zip(self.entries, self.representativeness(), strict=True):
             for pot, score in zip(pots, scores, strict=True):
-                kept = select([e.novelty for e in pot], smooth(score, self.pool, self.pool_kind), self.pinned,
-                              self.distill_to, self.sinks, self.recent, self.novelty)
-                pot[:] = [pot[slot] for slot in kept]
+                smoothed = score[:self.pinned] + smooth(score[self.pinned:], self.pool, self.pool_kind)
+                pot[:] = [pot[slot] for slot in select([e.novelty for e in pot], smoothed, self.pinned, self.distill_to,
+                                                       self.sinks, self.recent, self.novelty)]
                 if self.context_reset:  # CR-RoPE, section 3.5
                     for slot, entry in enumerate(pot):
                         entry.position = slot

@@ -9,6 +9,7 @@ from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
 from infinipot.policies import POLICIES, Observation
+from infinipot.policies.keydiff import KeyDiff
 from infinipot.selection import choose, pool, reduce_groups
 
 MODEL = make_tiny("llama")
@@ -26,8 +27,8 @@ def observation(entries: int = 40, **options) -> Observation:
     keys = torch.randn(1, 2, entries, 8, generator=random)
     novelty, scores = torch.rand(1, 2, entries, generator=random), torch.rand(1, 2, entries, generator=random)
     index = torch.arange(entries).expand(1, 2, -1)
-    options = {"share": 0.5, "sinks": 2, "recent": 3, **options}
-    return Observation(keys=keys, values=keys, index=index, novelty=novelty, scores=scores, **options)
+    options = {"share": 0.5, "sinks": 2, "recent": 3, "pool": 0, "pool_kind": "avg", **options}
+    return Observation(keys=keys, values=keys, rotated=keys.flip(-1), index=index, novelty=novelty, catalyst=scores, **options)
 
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.reads == "pot"])
@@ -50,6 +51,39 @@ def test_streaming_keeps_the_first_and_the_newest() -> None:
             expected = expected[:4] + expected[-16:]
         expected.append(token)
     assert all(head == expected for layer in kept(session) for head in layer)
+
+
+def test_sliding_window_keeps_the_newest() -> None:
+    session = Session(MODEL, None, PotConfig(pot_size=64, distill_to=63, policy="sliding_window"))
+    session.append(random_ids(200))
+    assert all(head == list(range(136, 200)) for layer in kept(session) for head in layer)
+
+
+def test_keydiff_by_the_paper() -> None:
+    """Similarity of each key to the mean of the normalised keys of its head; the least similar stay."""
+    seen = observation(sinks=0, recent=0)
+    for head, indices in zip(seen.rotated[0], KeyDiff().keep(seen, 10)[0].tolist(), strict=True):
+        anchor = sum(key / key.norm() for key in head) / len(head)
+        likeness = [float(key @ anchor / (key.norm() * anchor.norm())) for key in head]
+        assert indices == sorted(sorted(range(40), key=lambda slot: likeness[slot])[:10])
+
+
+def test_sirllm_keeps_the_most_surprising_in_all_heads() -> None:
+    session = Session(MODEL, None, PotConfig(pot_size=64, distill_to=24, policy="sirllm"))
+    session.append(random_ids(64))
+    losses = session.pot.novelty[0].tolist()
+    session.append(random_ids(1, seed=1))
+    expected = [0, 1, 2, 3, *sorted(sorted(range(4, 64), key=lambda slot: -losses[slot])[:20]), 64]
+    assert all(head == expected for layer in kept(session) for head in layer)
+
+
+def test_random_differs_by_head_and_repeats() -> None:
+    sessions = [Session(MODEL, None, PotConfig(pot_size=64, distill_to=24, policy="random")) for _ in range(2)]
+    for session in sessions:
+        session.append(random_ids(200))
+    assert kept(sessions[0]) == kept(sessions[1])
+    heads = [head for layer in kept(sessions[0]) for head in layer]
+    assert len({tuple(head) for head in heads}) > 1
 
 
 def test_full_is_stock_whatever_the_length() -> None:

@@ -82,11 +82,12 @@ def test_chunks_do_not_matter(chunk: int) -> None:
     assert_close("logits", sessions[1].logits, sessions[0].logits)
 
 
-def test_pinned_entries_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pool", [0, 5])
+def test_pinned_entries_stay(pool: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's pinned entries are the engine's template head."""
     model = make_tiny("llama")
-    ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, pinned=6)
-    session = Session(model, None, PotConfig(pot_size=64, distill_to=24))
+    ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, pinned=6, pool=pool)
+    session = Session(model, None, PotConfig(pot_size=64, distill_to=24, pool=pool))
     session._reader.pin(ids[:6])
     session.append(ids[6:], question=CATALYST)
     assert kept(session) == [[[entry.index for entry in head] for head in layer] for layer in reference.entries]

@@ -5,9 +5,14 @@ from __future__ import annotations
 from infinipot.policies.base import Observation, Policy
 from infinipot.policies.full import Full
 from infinipot.policies.infinipot import InfiniPot
+from infinipot.policies.keydiff import KeyDiff
+from infinipot.policies.random import Random
+from infinipot.policies.sirllm import SirLLM
+from infinipot.policies.sliding_window import SlidingWindow
 from infinipot.policies.streaming import Streaming
 from infinipot.policies.truncate import Truncate
 
-POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in (InfiniPot, Streaming, Truncate, Full)}
+_ALL: tuple[type[Policy], ...] = (InfiniPot, Streaming, SlidingWindow, SirLLM, KeyDiff, Random, Truncate, Full)
+POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
 __all__ = ["POLICIES", "Observation", "Policy"]

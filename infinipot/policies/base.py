@@ -7,27 +7,34 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from infinipot.selection import choose, pool
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """One layer of a full pot, as a policy sees it. `P` counts the entries that may be distilled; pinned ones are not among them.
 
-    keys, values  [B, K, P, D]  keys before rotary embedding
-    index         [B, K, P]     place of each entry's token in the text, int64
-    novelty       [B, K, P]     NuC in nats, float32; None unless the policy needs "novelty"
-    scores        [B, K, P]     CaP representativeness, reduced to KV heads and pooled, float32; None unless it needs "catalyst"
-    share                       part of the free slots that novelty fills, 0 .. 1
-    sinks, recent               how many of the first and of the last entries must stay
+    keys, values     [B, K, P, D]  keys before rotary embedding
+    rotated          [B, K, P, D]  keys as attention reads them
+    index            [B, K, P]     place of each entry's token in the text, int64
+    novelty          [B, K, P]     NuC in nats, float32; None unless the policy needs "novelty"
+    catalyst         [B, K, P]     CaP representativeness, reduced to KV heads, float32; None unless the policy needs "catalyst"
+    share                          part of the free slots that novelty fills, 0 .. 1
+    sinks, recent                  how many of the first and of the last entries must stay
+    pool, pool_kind                how scores are smoothed along the slots
     """
 
     keys: Tensor
     values: Tensor
+    rotated: Tensor
     index: Tensor
     novelty: Tensor | None
-    scores: Tensor | None
+    catalyst: Tensor | None
     share: float
     sinks: int
     recent: int
+    pool: int
+    pool_kind: str
 
 
 class Policy:
@@ -44,6 +51,17 @@ class Policy:
         """Which of {"novelty", "catalyst"} must be observed, given novelty's share of the slots."""
         return frozenset()
 
+    def score(self, seen: Observation) -> Tensor | None:
+        """How much each entry deserves to stay, [B, K, P]; None if novelty alone decides."""
+        raise TypeError(f"policy {self.name!r} never distils")
+
+    def share(self, wanted: float) -> float:
+        """Novelty's share of the free slots, given the one wanted: none unless the policy says so."""
+        return 0.0
+
     def keep(self, seen: Observation, budget: int) -> Tensor:
         """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among them."""
-        raise TypeError(f"policy {self.name!r} never distils")
+        scores = self.score(seen)
+        scores = None if scores is None else pool(scores, seen.pool, seen.pool_kind)
+        share = self.share(seen.share)
+        return choose(budget, novelty=seen.novelty, scores=scores, share=share, sinks=seen.sinks, recent=seen.recent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from infinipot.policies.base import Observation, Policy
-from infinipot.selection import choose
 
 
 class InfiniPot(Policy):
@@ -15,5 +14,8 @@ class InfiniPot(Policy):
     def needs(self, share: float) -> frozenset[str]:
         return frozenset(({"novelty"} if share > 0 else set()) | ({"catalyst"} if share < 1 else set()))
 
-    def keep(self, seen: Observation, budget: int) -> Tensor:
-        return choose(budget, novelty=seen.novelty, scores=seen.scores, share=seen.share, sinks=seen.sinks, recent=seen.recent)
+    def share(self, wanted: float) -> float:
+        return wanted
+
+    def score(self, seen: Observation) -> Tensor | None:
+        return seen.catalyst

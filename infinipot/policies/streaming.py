@@ -1,11 +1,10 @@
-"""StreamingLLM (arXiv 2309.17453): the first entries and the newest, in the loop of distillations."""
+"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. With distil_to one less than the pot, one leaves per token."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from infinipot.policies.base import Observation, Policy
-from infinipot.selection import choose
 
 
 class Streaming(Policy):
@@ -13,5 +12,5 @@ class Streaming(Policy):
     summary = "the first entries and the newest (StreamingLLM)"
     sinks = 4
 
-    def keep(self, seen: Observation, budget: int) -> Tensor:
-        return choose(budget, scores=seen.index.double(), sinks=seen.sinks, recent=seen.recent)
+    def score(self, seen: Observation) -> Tensor:
+        return seen.index.double()

@@ -1,0 +1,17 @@
+"""KeyDiff (arXiv 2504.15364): the keys least like the average direction of their head."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from infinipot.policies.base import Observation, Policy
+
+
+class KeyDiff(Policy):
+    name = "keydiff"
+    summary = "entries whose keys are unlike the others (KeyDiff)"
+
+    def score(self, seen: Observation) -> Tensor:
+        directions = F.normalize(seen.rotated.float(), dim=-1)
+        return -F.cosine_similarity(directions, directions.mean(dim=2, keepdim=True), dim=-1)

@@ -1,0 +1,17 @@
+"""Chance alone, head by head: what every score must beat."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from infinipot.policies.base import Observation, Policy
+
+
+class Random(Policy):
+    name = "random"
+    summary = "entries drawn at random, the same at every reading of a text"
+
+    def score(self, seen: Observation) -> Tensor:
+        chance = torch.Generator().manual_seed(int(seen.index[..., -1].max()))  # the place in the text is the seed
+        return torch.rand(seen.index.shape, generator=chance).to(seen.index.device)
