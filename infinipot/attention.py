@@ -1,12 +1,14 @@
 """Attention as the pot needs it: queries turned by slot, the catalyst's rows handed to whoever observes them.
 
 transformers calls `attend` through its attention interface. What happens there is decided by whoever is at work in this thread: a pot
-being read, or the probe that finds out how a model rotates. Outside `at_work` a model is exactly as it was.
+being read, or the probe that finds out how a model rotates. Outside `at_work` a model is exactly as it was; a stock forward of the same model
+must not run beside it in another thread.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +35,7 @@ class Worker(Protocol):
 
 
 _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
+_LOCK = threading.RLock()
 
 
 def _attention(
@@ -45,6 +48,8 @@ def _attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
+    if attention_mask is not None:  # ours is None, so this one is the module's own doing
+        raise ValueError(f"{type(module).__name__} makes an attention mask of its own, which a pot cannot follow")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _WORKER.get().attend(module, query, key, value, scaling, options), None
 
@@ -62,18 +67,27 @@ def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
-    """Inside, the model's attention and rotary modules ask `worker`; afterwards the model is as before, also after an error."""
-    before = model.config._attn_implementation
-    hooks = [module.register_forward_hook(worker.rotary, with_kwargs=True) for module in rotary_modules(model)]
-    token = _WORKER.set(worker)
-    model.config._attn_implementation = compat.NAME
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-        _WORKER.reset(token)
-        for hook in hooks:
-            hook.remove()
+    """Inside, the model's attention and rotary modules ask `worker`, nothing is dropped out and nothing is autocast; afterwards the model
+    is as before, also after an error. One model does one thing at a time: other threads wait."""
+    with _LOCK, torch.autocast(model.device.type, enabled=False):
+        configs = [model.config, *(getattr(model.config, name, None) for name in model.config.sub_configs)]
+        before = [(config, config._attn_implementation) for config in configs if config is not None]
+        training = [module for module in model.modules() if module.training] if model.training else []
+        hooks = [module.register_forward_hook(worker.rotary, with_kwargs=True) for module in rotary_modules(model)]
+        token = _WORKER.set(worker)
+        model.config._attn_implementation = compat.NAME
+        try:
+            for module in training:
+                module.training = False
+            yield
+        finally:
+            for config, implementation in before:
+                config._attn_implementation = implementation
+            _WORKER.reset(token)
+            for hook in hooks:
+                hook.remove()
+            for module in training:
+                module.training = True
 
 
 def identity(output: Any) -> Any:
@@ -81,8 +95,6 @@ def identity(output: Any) -> Any:
     if not isinstance(output, tuple):
         return torch.ones_like(output)  # complex: e^(i0)
     cos, sin, *rest = output
-    if cos.flatten()[0] == 0:  # a module that returns (sin, cos)
-        return (torch.zeros_like(cos), torch.ones_like(sin), *rest)
     return (torch.ones_like(cos), torch.zeros_like(sin), *rest)
 
 

@@ -22,13 +22,18 @@ def take(host: Host, pot: Pot, ids: Tensor, score_novelty: bool) -> None:
 
     The first token is predicted by the last hidden state of the chunk before; the very first of a text by nothing: novelty 0.
     """
-    hidden = host.read(ids, pot)
-    values = torch.zeros(ids.shape, device=hidden.device)
-    if score_novelty:
-        unpredicted = 0 if pot.hidden is not None else 1
-        before = hidden[:, :-1] if pot.hidden is None else torch.cat((pot.hidden, hidden[:, :-1]), dim=1)
-        if before.shape[1]:
-            values[:, unpredicted:] = host.novelty(before, ids[:, unpredicted:])
+    before = pot.mark()
+    try:
+        hidden = host.read(ids, pot)
+        values = torch.zeros(ids.shape, device=hidden.device)
+        if score_novelty:
+            unpredicted = 0 if pot.hidden is not None else 1
+            predicting = hidden[:, :-1] if pot.hidden is None else torch.cat((pot.hidden, hidden[:, :-1]), dim=1)
+            if predicting.shape[1]:
+                values[:, unpredicted:] = host.novelty(predicting, ids[:, unpredicted:])
+    except BaseException:
+        pot.rollback(before)  # interrupted half-way, or out of memory: no layer keeps what others lack
+        raise
     pot.novelty = torch.cat((pot.novelty.to(values.device), values), dim=1)
     pot.hidden = hidden[:, -1:].clone()
     pot.newest.copy_(torch.cat((pot.newest, ids.to(pot.newest.device)), dim=1)[:, -pot.newest.shape[1] :])
@@ -61,6 +66,8 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) ->
     started = time.perf_counter()
     policy = POLICIES[config.policy]()
     needs = policy.needs(config.novelty)
+    if "catalyst" in needs and catalyst is None:
+        raise AssertionError(f"policy {config.policy!r} was to distil without its catalyst")
     scores = {} if catalyst is None else observe_catalyst(host, pot, config, catalyst)
     chosen = []
     for number, layer in enumerate(pot.layers):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     return hashlib.sha256(json.dumps(known, ensure_ascii=False).encode()).hexdigest()
 
 
-def content_hash(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    """Of everything in the file but the hash itself."""
+    known = {key: value for key, value in header.items() if key != "content_sha256"}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -62,16 +65,17 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[
     if not target.parent.is_dir():
         raise PotFileError(f"cannot save {target}: the folder {target.parent} does not exist")
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
-    header = {"format": FORMAT, "version": VERSION, "content_sha256": content_hash(tensors), **about}
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(handle)
+    header = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **about}))
+    header["content_sha256"] = content_hash(tensors, header)
+    temporary = target.parent / f".{target.name[:60]}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
         save_file(tensors, temporary, metadata={FORMAT: json.dumps(header)})
         with open(temporary, "rb+") as written:
             os.fsync(written.fileno())
         os.replace(temporary, target)
     except BaseException as problem:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         if isinstance(problem, (OSError, SafetensorError)):
             raise PotFileError(f"cannot save {target}: {problem}") from problem
         raise
@@ -91,6 +95,8 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         header = json.loads(raw)
         version = int(header["version"])
+        if header["format"] != FORMAT or version < 1:
+            raise ValueError(f"format {header['format']!r}, version {version}")
     except (ValueError, KeyError, TypeError) as problem:
         raise PotFileError(f"{path} is damaged: its header cannot be read ({problem})") from None
     if version > VERSION:
@@ -106,7 +112,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise PotFileError(f"{path} is damaged or cut short: {problem}") from None
-    if content_hash(tensors) != header.get("content_sha256"):
+    if content_hash(tensors, header) != header.get("content_sha256"):
         raise PotFileError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
     return tensors, header
 

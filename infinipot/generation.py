@@ -10,11 +10,10 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from infinipot.host import Host
 from infinipot.options import PotConfig
-from infinipot.session import Session
+from infinipot.reader import Reader
 
 PROMPT_END = 32
-"""The catalyst, unless config names one: this many last tokens of the prompt, where the question stands (at most half of what the pot can
-hold beside the survivors)."""
+"""The catalyst: this many last tokens of the prompt, where the question stands (at most half of what the pot can hold beside the survivors)."""
 
 
 def generate(
@@ -36,7 +35,13 @@ def generate(
             raise ValueError(f"{name}={value} is not possible on a pot: use sampling or greedy decoding, one answer a row")
     if generation_config.return_dict_in_generate:
         raise ValueError("return_dict_in_generate=True is not possible on a pot: a Session gives the pot and its statistics")
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise ValueError("inputs_embeds is not possible on a pot: give input_ids")
+    if pot is not None and not isinstance(pot, PotConfig):
+        raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
     config, host = pot or PotConfig(), Host(model)
+    if config.catalyst not in (None, "question"):
+        raise ValueError(f"catalyst={config.catalyst!r} needs a tokenizer, which generate does not pass on: leave it out, or use a Session")
     mask = model_kwargs.get("attention_mask")
     rows = []
     for number, row in enumerate(input_ids):
@@ -56,9 +61,13 @@ def _row(
     options: GenerationConfig,
 ) -> Tensor:
     """One row's prompt and what comes after it, [T + new]."""
-    session = Session(host, None, config, template=False)
-    end = min(PROMPT_END, (config.pot_size - config.survivors) // 2, len(ids))
-    session.append(ids, question=ids[len(ids) - end :].tolist())
+    reader = Reader(host, config)
+    max_tokens = options.max_length - len(padded)
+    end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
+    catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.needs else None
+    reader.check_room(catalyst, 0)
+    whole = reader.policy.reads == "pot" and len(ids) + max_tokens <= config.pot_size  # known beforehand here: nothing to keep room for
+    reader.read(ids.tolist(), None if whole else catalyst)
     so_far = padded[None]
 
     def pick(logits: Tensor) -> int:
@@ -68,7 +77,7 @@ def _row(
         so_far = torch.cat((so_far, token.to(so_far.dtype)), dim=1)
         return int(token)
 
-    for _ in session.stream_ids([], max_tokens=options.max_length - len(padded), pick=pick, stop_ids=set()):
+    for _ in reader.answer([], max_tokens=max_tokens, pick=pick, stop_ids=set(), keep=False, catalyst=catalyst):
         if bool(stopping(so_far, None).all()):
             break
     return so_far[0]

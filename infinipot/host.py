@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ Observer = Callable[[int, Tensor], None]
 class _Reading:
     """One forward pass over a pot: raw keys go in, queries turn by slot."""
 
-    def __init__(self, pot: Pot, observe: Observer | None) -> None:
+    def __init__(self, pot: Any, observe: Observer | None) -> None:
         self.pot, self.observe = pot, observe
         self.masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = {}
 
@@ -44,6 +45,15 @@ class _Reading:
         return identity(output)
 
 
+class _Hidden(MoeModelOutputWithPast):
+    """A trunk's output that has whatever else a head may look for: nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+
 class _Stub(nn.Module):
     """Stands in for the trunk, so that the model's own forward turns given hidden states into logits."""
 
@@ -59,7 +69,7 @@ class _Stub(nn.Module):
             return getattr(self._trunk[0], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=self.hidden)
+        return _Hidden(last_hidden_state=self.hidden)
 
 
 class _Columns(nn.Module):
@@ -81,27 +91,43 @@ class Host:
 
     def __init__(self, model: PreTrainedModel) -> None:
         compat.check_version()
+        model = getattr(model, "_orig_mod", model)  # what torch.compile wraps: the pot reads with the model itself
+        name = type(model).__name__
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(f"a pot needs a transformers model, not {name}")
         if model.config.is_encoder_decoder:
-            raise ValueError(f"{type(model).__name__} is an encoder-decoder; a pot needs a decoder-only language model")
+            raise ValueError(f"{name} is an encoder-decoder; a pot needs a decoder-only language model")
         self.model = model
         self.cache_argument = compat.cache_argument(model)
-        self.windows = compat.layer_windows(model)
-        if all(window is not None for window in self.windows):
-            self.windows = [None] * len(self.windows)  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
-        training = model.training
-        model.eval()
-        self.rotations = rotations(model, len(self.windows))
-        model.train(training)
-        self.output: Any = model.get_output_embeddings()
-        self.output_place = next((m._modules, n) for m in model.modules() for n, child in m._modules.items() if child is self.output)
-        self.vocabulary: int = self.output.weight.shape[0]
+        try:
+            self.windows = compat.layer_windows(model)
+            if all(window is not None for window in self.windows):
+                self.windows = [None] * len(self.windows)  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
+            self.rotations = rotations(model, len(self.windows))
+            self._find_output()
+            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), self.new_pot(2))
+            self.vocabulary: int = self.head(trial).shape[-1]
+        except ValueError:
+            raise
+        except Exception as problem:
+            raise ValueError(f"{name} cannot read into a pot: {type(problem).__name__}: {problem}") from problem
+
+    def _find_output(self) -> None:
+        """The output layer, and where it hangs, so that part of it can stand in for it."""
+        self.output: Any = self.model.get_output_embeddings()
+        places = ((m._modules, n) for m in self.model.modules() for n, child in m._modules.items() if child is self.output)
+        self.output_place: tuple[Any, str] = next(places, ({}, ""))
 
     @property
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
 
     def new_pot(self, size: int | None, reset: bool = True) -> Pot:
-        return Pot(self.windows, self.rotations, size, reset)
+        """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
+        own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
+        pot = Pot(self.windows, [None if r is None else own[id(r)] for r in self.rotations], size, reset)
+        pot.newest = pot.newest.to(self.device)
+        return pot
 
     @torch.no_grad()
     def read(self, ids: Tensor, pot: Pot, observe: Observer | None = None) -> Tensor:
@@ -118,18 +144,23 @@ class Host:
         The model's own forward does it, its trunk (and its output layer, for columns) exchanged for stand-ins while it runs.
         """
         model, ids = self.model, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        trunk, output = model.base_model, self.output
-        swaps: list[tuple[dict[str, Any], str, nn.Module, nn.Module]] = [(model._modules, model.base_model_prefix, trunk, _Stub(trunk, hidden))]
+        trunk = model.base_model
+        swaps: list[tuple[Any, str, nn.Module, nn.Module]] = [(model._modules, model.base_model_prefix, trunk, _Stub(trunk, hidden))]
         if columns is not None and columns != slice(0, self.vocabulary):
-            swaps.append((self.output_place[0], self.output_place[1], output, _Columns(output, columns)))
-        for modules, name, _, stand_in in swaps:
-            modules[name] = stand_in
-        try:
-            return model(input_ids=ids, use_cache=False).logits
-        finally:
-            for modules, name, own, _ in swaps:
-                modules[name] = own
+            swaps.append((*self.output_place, self.output, _Columns(self.output, columns)))
+        with at_work(model, _Reading(None, None)):
+            for modules, name, _, stand_in in swaps:
+                modules[name] = stand_in
+            try:
+                return model(input_ids=ids, use_cache=False).logits
+            finally:
+                for modules, name, own, _ in swaps:
+                    modules[name] = own
 
     def novelty(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """NuC of targets [B, T], each predicted by its row of hidden [B, T, hidden]: nats, float32."""
-        return novelty(self.head, hidden, targets, self.vocabulary, BLOCK if type(self.output) is nn.Linear else self.vocabulary)
+        if self.model.get_output_embeddings() is not self.output:  # exchanged since: resized, or wrapped
+            self._find_output()
+            self.vocabulary = self.head(hidden[:, :1]).shape[-1]
+        plain = type(self.output) is nn.Linear and self.output_place[1] and not self.output._forward_hooks
+        return novelty(self.head, hidden, targets, self.vocabulary, BLOCK if plain else self.vocabulary)

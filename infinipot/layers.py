@@ -56,9 +56,10 @@ class PotLayer(CacheLayerMixin):
     def _allocate(self, slots: int, key: Tensor, value: Tensor) -> None:
         if self.rotation is not None:
             self.rotation.reserve(slots, key.device)
-        self.keys = key.new_zeros(*key.shape[:2], slots, key.shape[-1])
-        self.values = value.new_zeros(*value.shape[:2], slots, value.shape[-1])
-        self.rotated = torch.zeros_like(self.keys) if self.rotation is not None else self.keys
+        with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
+            self.keys = torch.zeros(*key.shape[:2], slots, key.shape[-1], dtype=key.dtype, device=key.device)
+            self.values = torch.zeros(*value.shape[:2], slots, value.shape[-1], dtype=value.dtype, device=value.device)
+            self.rotated = torch.zeros_like(self.keys) if self.rotation is not None else self.keys
 
     def _turn(self, x: Tensor, start: int) -> Tensor:
         if self.rotation is None:
@@ -226,12 +227,12 @@ class WindowLayer(CacheLayerMixin):
         return copy.copy(self)  # tensors are never written to: update makes new ones
 
     def state(self) -> dict[str, Tensor]:
-        return {"keys": self.keys, "values": self.values}
+        return {"keys": self.keys, "values": self.values, "rotated": self.rotated}
 
     def restore(self, state: dict[str, Tensor], position: int, peak: int) -> None:
         self.lazy_initialization(state["keys"][:, :, :0], state["values"][:, :, :0])
-        self.update(state["keys"], state["values"])
-        self.peak = peak
+        self.keys, self.values, self.rotated = state["keys"], state["values"], state["rotated"]
+        self.position, self.peak = position, peak
 
     def entry_bytes(self) -> int:
         return sum(x.nbytes for x in (self.keys, self.values, self.rotated)) if self.is_initialized else 0

@@ -59,7 +59,7 @@ class PotConfig:
         known("policy", self.policy, POLICIES)
         known("pool_kind", self.pool_kind, POOLINGS)
         known("gqa", self.gqa, REDUCTIONS)
-        for name in ("pot_size", "recent", "pool", "chunk_tokens", *(["distill_to"] if self.distill_to is not None else [])):
+        for name in ("pot_size", "recent", "pool", "chunk_tokens", *(n for n in ("distill_to", "sinks") if getattr(self, n) is not None)):
             if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be a whole number of tokens")
         within("pot_size", self.pot_size, 2)
@@ -70,7 +70,11 @@ class PotConfig:
         within("sinks", self.kept_sinks, 0)
         if self.pool and self.pool % 2 == 0:
             raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
-        if self.catalyst is not None and " " not in self.catalyst:
+        if not isinstance(self.context_reset, bool):
+            raise TypeError(f"context_reset={self.context_reset!r} is not allowed: it must be True or False")
+        if self.catalyst == "plain" and self.pot_size < 64:
+            raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
+        if self.catalyst is not None and self.catalyst.isascii() and " " not in self.catalyst:
             known("catalyst", self.catalyst, KINDS)
         if POLICIES[self.policy].reads == "pot":
             within("distill_to", self.survivors, 1, self.pot_size - 1)
@@ -104,6 +108,8 @@ class Sampling:
     """Texts that end the answer; they are not part of it."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool):
+            raise TypeError(f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number")
         within("max_tokens", self.max_tokens, 1)
         within("temperature", self.temperature, 0)
         within("top_k", self.top_k, 0)

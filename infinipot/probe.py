@@ -55,8 +55,6 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         module.to(positions.device)
         output = module(*(stand_in(a, positions) for a in args), **{k: stand_in(v, positions) for k, v in kwargs.items()})
         cos, sin = output[:2] if isinstance(output, tuple) else (output.real, output.imag)
-        if not cos.flatten()[0].any():  # position 0 comes first: a module that returns (sin, cos)
-            cos, sin = sin, cos
         return cos.float().reshape(len(positions), -1), sin.float().reshape(len(positions), -1)
 
     return table
@@ -111,6 +109,8 @@ def rotations(model: PreTrainedModel, layers: int) -> list[Rotation | None]:
     if not second.calls:
         raise ValueError(f"{name} has no rotary embedding (learned positions or ALiBi), so survivors cannot be given new positions: no pot")
     ways = candidates(second)
+    if not all(way.table(torch.zeros(1, dtype=torch.long))[0].any() for way in ways):
+        raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
     found: list[Rotation | None] = []
     for number in range(layers):
         at_zero, spread = first.keys[number].float(), second.keys[number].float()

@@ -64,6 +64,12 @@ class Reader:
         """Refuse sizes that would never let a token be read after a distillation."""
         prompt = 0 if catalyst is None else catalyst.shape[1]
         size, kept = self.config.pot_size, self.config.survivors
+        if catalyst is not None and not prompt:
+            raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
+        if self.policy.reads == "ends" and 2 * pinned >= size:
+            raise ValueError(
+                f"pot_size={size} leaves no room: pinned {pinned} takes half of it or more. Use a larger pot, or a shorter system prompt"
+            )
         if self.policy.reads == "pot" and kept + prompt + pinned >= size:
             raise ValueError(
                 f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
@@ -90,13 +96,16 @@ class Reader:
             ids = ids[:here]
         try:
             self._read(self.pot, ids, catalyst, progress)
-            self.usual = catalyst
         finally:
             self.read_s += time.perf_counter() - started
 
     def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None) -> None:
-        if ids and not self._beside(pot, catalyst):
+        if not ids:
+            return
+        if not self._beside(pot, catalyst):
             distill.distill(self.host, pot, self.config, self.usual)
+        if pot is self.pot:
+            self.usual = catalyst
         distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress)
 
     def _beside(self, pot: Pot, catalyst: Tensor | None) -> bool:
@@ -141,6 +150,9 @@ class Reader:
         room = self.config.pot_size - pot.length - wanted
         tail = list(self.tail)[max(0, len(self.tail) - room) :] if ends else []
         said: list[int] = []
+        asked = False
+        if catalyst is self.pot.newest:
+            catalyst = pot.newest
 
         def read(ids: list[int]) -> None:
             if fits:
@@ -157,6 +169,7 @@ class Reader:
                     distill.distill(self.host, pot, self.config, catalyst if self._beside(pot, catalyst) else self.usual)
             if tail or prompt:
                 read(tail + prompt)
+            asked = True
             for count in range(1, max_tokens + 1):
                 assert pot.hidden is not None
                 token = pick(self.host.head(pot.hidden)[:, -1].float())
@@ -171,9 +184,9 @@ class Reader:
                 pot.rollback(before)
             for mine, other in zip(self.pot.layers, pot.layers, strict=True):
                 mine.peak = max(mine.peak, other.peak)
-            if grows:
+            if grows and fits and asked:
                 self.usual = catalyst
-            elif keep:
+            elif keep and ends and asked:
                 self.read(prompt + said, None)
             self.answer_s += time.perf_counter() - started
             self.busy = False

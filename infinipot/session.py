@@ -26,35 +26,50 @@ from infinipot.text import Pieces, Text, checked, parts
 Question = str | Iterable[int] | None
 
 
+def _listed(question: Question) -> str | list[int] | None:
+    """A question as a text or as plain ids, whatever kind of sequence it came as."""
+    if question is None or isinstance(question, str):
+        return question
+    return [int(i) for i in (question.flatten() if isinstance(question, Tensor) else question)]
+
+
 class Answer(Iterator[str]):
-    """An answer in pieces of text, as they come.
+    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session free.
 
     ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text came) or `length` (max_tokens).
     """
 
     def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
         self.ids: list[int] = []
-        self.finish_reason: str | None = None
-        self._tokens, self._parts, self._max_tokens = tokens, pieces, max_tokens
-        self._run = self._pieces()
+        self._reasons: list[str] = []
+        self._run = _shown(tokens, pieces, max_tokens, self.ids, self._reasons)
 
-    def _pieces(self) -> Generator[str, None, None]:
-        with contextlib.closing(self._tokens):
-            for token in self._tokens:
-                self.ids.append(token)
-                yield self._parts.push(token)
-                if self._parts.stopped:
-                    break
-            self.finish_reason = "length" if len(self.ids) == self._max_tokens and not self._parts.stopped else "stop"
-        yield self._parts.finish()
+    @property
+    def finish_reason(self) -> str | None:
+        return self._reasons[0] if self._reasons else None
 
     def __next__(self) -> str:
-        return next(piece for piece in self._run if piece)
+        return next(self._run)
 
     def close(self) -> None:
         """Stop here: the session is free again."""
         self._run.close()
-        self._tokens.close()
+
+
+def _shown(
+    tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int, ids: list[int], reasons: list[str]
+) -> Generator[str, None, None]:
+    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle keeps a dropped answer alive."""
+    with contextlib.closing(tokens):
+        for token in tokens:
+            ids.append(token)
+            if piece := pieces.push(token):
+                yield piece
+            if pieces.stopped:
+                break
+        reasons.append("length" if len(ids) == max_tokens and not pieces.stopped else "stop")
+    if piece := pieces.finish():
+        yield piece
 
 
 class Session:
@@ -105,27 +120,37 @@ class Session:
         """
         self._reader.check_idle()
         lists, raw = parts(text, self.tokenizer, self.host.vocabulary)
-        dialogue = self._begin(raw)
-        catalyst = self._catalyst_for(question)
+        dialogue = self._dialogue or self._new_dialogue(raw)
+        catalyst = self._catalyst_for(_listed(question), dialogue)
+        self._begin(dialogue)
         for ids in lists:
             opening = dialogue.opening()
+            was = (dialogue.in_text, dialogue.answered)
             dialogue.in_text, dialogue.answered = True, False
-            self._reader.read(opening + ids, catalyst, progress)
+            before = self.stats.tokens_read
+            try:
+                self._reader.read(opening + ids, catalyst, progress)
+            except BaseException:
+                if self.stats.tokens_read == before:
+                    dialogue.in_text, dialogue.answered = was
+                raise
 
-    def _begin(self, raw: bool) -> Dialogue:
+    def _new_dialogue(self, raw: bool) -> Dialogue:
+        templated = self.tokenizer is not None and (not raw if self.template is None else self.template)
+        if self.template and self.tokenizer is None:
+            raise ValueError("template=True needs a tokenizer, which has the template: pass one")
+        if self.system is not None and not templated:
+            raise ValueError("system is given, but this session uses no chat template to put it in: put it into the text instead")
+        return Dialogue(self.tokenizer, self.system, templated)
+
+    def _begin(self, dialogue: Dialogue) -> None:
         """Settle, once, whether the chat template is used; read its head, which stays pinned."""
         if self._dialogue is None:
-            templated = self.tokenizer is not None and (not raw if self.template is None else self.template)
-            if self.system is not None and not templated:
-                raise ValueError("system is given, but this session uses no chat template to put it in: put it into the text instead")
-            dialogue = Dialogue(self.tokenizer, self.system, templated)
-            head = dialogue.ids(dialogue.template.head)
-            self._reader.check_room(None, len(head))
-            self._reader.pin(head)
+            self._reader.check_room(None, len(dialogue.head()))
+            self._reader.pin(dialogue.head())
             self._dialogue = dialogue
-        return self._dialogue
 
-    def _catalyst_for(self, question: Question) -> Tensor | None:
+    def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue) -> Tensor | None:
         """Ids [1, |P|] of the prompt that is read at a distillation; None if the policy needs none. Refuses one that leaves no room."""
         if "catalyst" not in self._reader.needs:
             return None
@@ -134,11 +159,12 @@ class Session:
             raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
         if kind == "plain":
             catalyst = self.pot.newest
+        elif kind == "question" and question is not None:
+            ids = question if isinstance(question, str) else checked(question, self.host.vocabulary)
+            catalyst = self._reader.tensor(dialogue.catalyst(ids))
         else:
-            prompt = question if kind == "question" else PRESETS.get(kind, kind)
-            ids = prompt if isinstance(prompt, str) else checked(prompt or (), self.host.vocabulary)
-            catalyst = self._reader.tensor(self._begin(raw=False).catalyst(ids))
-        self._reader.check_room(catalyst, self.pot.pinned)
+            catalyst = self._reader.tensor(dialogue.catalyst(PRESETS.get(kind, kind)))
+        self._reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
         return catalyst
 
     # ---------------------------------------------------------------- answering
@@ -175,26 +201,30 @@ class Session:
         of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer and the template name.
         """
         self._reader.check_idle()
-        if question is not None and not isinstance(question, str):
-            question = checked(question, self.host.vocabulary)
-        dialogue = self._begin(raw=question is not None and not isinstance(question, str))
-        prompt = dialogue.question(question)
+        asked = _listed(question)
+        if isinstance(asked, list):
+            asked = checked(asked, self.host.vocabulary)
+        dialogue = self._dialogue or self._new_dialogue(raw=isinstance(asked, list))
+        prompt = dialogue.question(asked)
         if not prompt and self.pot.hidden is None:
             raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
-        catalyst = None
-        if keep or not self._reader.fits(len(prompt) + max_tokens):
-            asked = question if aware or self.config.catalyst == "question" else None
-            catalyst = self._catalyst_for(asked) if asked or self._reader.usual is None else self._reader.usual
+        catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
+        if keep or not self._reader.fits(head + len(prompt) + max_tokens):
+            wanted = asked if aware or self.config.catalyst == "question" else None
+            catalyst = self._catalyst_for(wanted, dialogue) if wanted or self._reader.usual is None else self._reader.usual
+        self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
         tokens = self._reader.answer(prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst)
 
         def kept() -> Generator[int, None, None]:
+            before = self.stats.tokens_read
             try:
                 yield from tokens
             finally:
                 tokens.close()
-                dialogue.in_text, dialogue.answered = False, True
+                if self.stats.tokens_read != before:
+                    dialogue.in_text, dialogue.answered = False, True
 
         return kept() if keep else tokens
 
@@ -213,8 +243,9 @@ class Session:
             raise files.PotFileError("nothing has been read, so there is no pot to save: append a text first")
         tensors, numbers = self.pot.state()
         tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
-        if self._reader.usual is not None and self._reader.usual is not self.pot.newest:
-            tensors["catalyst"] = self._reader.usual
+        usual = self._reader.usual
+        if usual is not None and usual is not self.pot.newest:
+            tensors["catalyst"] = usual
         about = {
             "model": files.model_identity(self.host.model),
             "tokenizer_sha256": files.tokenizer_identity(self.tokenizer),
@@ -223,6 +254,7 @@ class Session:
             "templated": self._dialogue.templated,
             "in_text": self._dialogue.in_text,
             "answered": self._dialogue.answered,
+            "usual_is_newest": usual is self.pot.newest,
             "skipped": self._reader.skipped,
             "entries": self.pot.length,
             "pot": numbers,
@@ -244,16 +276,19 @@ class Session:
         """
         host = model if isinstance(model, Host) else Host(model)
         tensors, about = files.read(path)
-        files.check_origin(path, about, host.model, tokenizer)
-        config = PotConfig(**{**about["config"], **({} if chunk_tokens is None else {"chunk_tokens": chunk_tokens})})
-        session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
-        session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
-        dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
-        reader = session._reader
-        reader.skipped = about["skipped"]
-        reader.tail.extend(tensors.pop("tail").tolist())
-        tensors = {name: tensor.to(host.device) for name, tensor in tensors.items()}
-        catalyst = tensors.pop("catalyst", None)
-        reader.pot.restore(tensors, about["pot"])
-        reader.usual = reader.pot.newest if session.config.catalyst == "plain" else catalyst
+        try:
+            files.check_origin(path, about, host.model, tokenizer)
+            config = PotConfig(**{**about["config"], **({} if chunk_tokens is None else {"chunk_tokens": chunk_tokens})})
+            session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
+            session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
+            dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
+            reader = session._reader
+            reader.skipped = about["skipped"]
+            reader.tail.extend(tensors.pop("tail").tolist())
+            tensors = {name: tensor.to(host.device) for name, tensor in tensors.items()}
+            catalyst = tensors.pop("catalyst", None)
+            reader.pot.restore(tensors, about["pot"])
+            reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
+        except (KeyError, TypeError, IndexError, RuntimeError) as problem:
+            raise files.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
         return session

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.text import fragment
+
 USER_1, ANSWER, USER_2 = "FIRST-USER-TEXT", "ANSWER-TEXT", "SECOND-USER-TEXT"
 
 
@@ -63,11 +65,17 @@ class Dialogue:
         """Whether an answer came last, so that the turn changes before anything else is read."""
 
     def ids(self, text: str) -> list[int]:
+        """The ids of a text that stands behind another one."""
         if not text:
             return []
         if self.tokenizer is None:
             raise ValueError(f"a text is given ({text[:30]!r}), but the session has no tokenizer: pass one, or token ids")
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return fragment(self.tokenizer, text)
+
+    def head(self) -> list[int]:
+        """What stands before everything else."""
+        text = self.template.head
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text and self.tokenizer is not None else []
 
     def opening(self) -> list[int]:
         """What leads from an answer to the next text; nothing elsewhere."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -12,72 +14,92 @@ Text = str | Tensor | Iterable[str] | Iterable[int]
 
 BLOCK = 1 << 14
 """Characters encoded at a time."""
+LONGEST = 1 << 20
+"""A text without any place to cut is cut after so many characters all the same; two tokens there may differ from the whole's."""
 
 
 def boundary(text: str) -> int:
     """The last place at which a text may be cut so that its two parts encode to what the whole would: 0 if there is none.
 
-    Every tokenizer in use splits, or never merges, between a letter or digit and the space or newline that follows it.
+    Every tokenizer in use splits, or never merges, between a letter or digit and the space or newline behind it, and between a newline and
+    what is no white space.
     """
     for place in range(len(text) - 1, 0, -1):
-        if text[place] in " \n" and text[place - 1].isalnum():
+        here, before = text[place], text[place - 1]
+        if (here in " \n" and before.isalnum()) or (before == "\n" and not here.isspace()):
             return place
     return 0
 
 
-def swallows_space(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer puts a space of its own before a text (SentencePiece's dummy prefix)."""
-    apart = [*tokenizer.encode("a", add_special_tokens=False), *tokenizer.encode("b", add_special_tokens=False)]
-    return bool(list(tokenizer.encode("a b", add_special_tokens=False)) == apart)
+def fragment(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a text that stands behind another: without the space that some tokenizers (SentencePiece) put before a text."""
+    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    lead = list(tokenizer.encode("\n", add_special_tokens=False))
+    if len(lead) < 2 or not ids:  # a lone newline is one token: nothing is put before a text
+        return ids
+    behind = list(tokenizer.encode("\n" + text, add_special_tokens=False))
+    return behind[len(lead) :] if behind[: len(lead)] == lead else ids
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str]) -> Iterator[list[int]]:
-    """Token ids of the pieces' concatenation, in lists, the same as if it had been encoded at once; no special tokens are added."""
-    drop_space = swallows_space(tokenizer)
-    held, first = "", True
+def encode(tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], behind: bool = False) -> Iterator[list[int]]:
+    """Token ids of the pieces' concatenation, in lists, the same as if it had been encoded at once; no special tokens are added.
+
+    behind: the text stands behind another one. Not more than LONGEST characters are held.
+    """
 
     def ids(text: str) -> list[int]:
-        # a part that starts where the text was cut starts with the space that a dummy prefix would double
-        part = text[1:] if drop_space and not first and text.startswith(" ") else text
-        return list(tokenizer.encode(part, add_special_tokens=False))
+        return fragment(tokenizer, text) if behind else list(tokenizer.encode(text, add_special_tokens=False))
 
+    held: list[str] = []
+    count, enough = 0, BLOCK
     for piece in pieces:
         if not isinstance(piece, str):
             raise TypeError(f"a stream of text must yield str, not {type(piece).__name__}: {piece!r:.60}")
-        held += piece
-        while len(held) > BLOCK:
-            cut = boundary(held[:BLOCK]) or boundary(held)
-            if not cut:
-                break
-            yield ids(held[:cut])
-            held, first = held[cut:], False
-    if held:
-        yield ids(held)
+        for start in range(0, len(piece), BLOCK):
+            held.append(piece[start : start + BLOCK])
+            count += len(held[-1])
+            if count <= enough:
+                continue
+            text = "".join(held)
+            cut = boundary(text) or (len(text) if count > LONGEST else 0)
+            if cut:
+                yield ids(text[:cut])
+                behind, enough = True, BLOCK
+            else:
+                enough = 2 * count  # look again when there is twice as much: not at every piece
+            held = [text[cut:]]
+            count = len(held[0])
+    if count:
+        yield ids("".join(held))
 
 
 def checked(ids: Iterable[int], vocabulary: int) -> list[int]:
     """The ids as a list; ValueError if one is not an id of this model."""
-    listed = list(ids)
-    wrong = next((i for i in listed if not isinstance(i, int) or not 0 <= i < vocabulary), None)
+    listed = [i if isinstance(i, bool) or not hasattr(i, "__index__") else operator.index(i) for i in ids]
+    wrong = next((i for i in listed if type(i) is not int or not 0 <= i < vocabulary), None)
     if wrong is not None:
         raise ValueError(f"{wrong!r} is not a token id of this model: ids are whole numbers from 0 to {vocabulary - 1}")
     return listed
 
 
-def parts(text: Text, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int) -> tuple[Iterator[list[int]], bool]:
+def parts(text: Text, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, behind: bool = True) -> tuple[Iterator[list[int]], bool]:
     """The text as lists of ids, and whether it came as ids. A stream of str is encoded as it comes."""
+    if isinstance(text, (bytes, bytearray, Mapping)) or not hasattr(text, "__iter__"):
+        raise TypeError(f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}")
     if isinstance(text, Tensor):
-        if text.is_floating_point() or text.dim() > 2 or (text.dim() == 2 and text.shape[0] != 1):
+        if text.dtype is torch.bool or text.is_floating_point() or text.dim() > 2 or (text.dim() == 2 and text.shape[0] != 1):
             raise ValueError(f"token ids must be whole numbers of shape [T] or [1, T], not {text.dtype} {tuple(text.shape)}")
         return iter([checked(text.flatten().tolist(), vocabulary)]), True
     pieces = iter([text]) if isinstance(text, str) else iter(text)
-    first = next(pieces, "")
+    first = next(pieces, None)
+    if first is None:
+        return iter([]), not isinstance(text, str)
     whole = itertools.chain([first], pieces)
     if not isinstance(first, str):
         return iter([checked(whole, vocabulary)]), True  # type: ignore[arg-type]
     if tokenizer is None:
         raise ValueError("a text is given, but the session has no tokenizer: pass one, or token ids")
-    return encode(tokenizer, whole), False  # type: ignore[arg-type]
+    return encode(tokenizer, whole, behind), False  # type: ignore[arg-type]
 
 
 class Pieces:

@@ -18,10 +18,10 @@ probe layers
 pot
 host
 distill
-decoding gguf template text files
+decoding gguf text files
+template
 models reader
-session
-generation
+session generation
 cli
 """
 
