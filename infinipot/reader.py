@@ -80,6 +80,11 @@ class Reader:
         if self.busy:
             raise RuntimeError("an answer is still being streamed from this session: finish or close it first, or fork the session")
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Tokens taken in and distillations so far."""
+        return self.pot.tokens_read + len(self.tail) + self.skipped, self.pot.distillations
+
     def pin(self, ids: list[int]) -> None:
         """Read the first ids of all, which no distillation will touch."""
         if ids:
@@ -133,14 +138,17 @@ class Reader:
         stop_ids: set[int],
         keep: bool,
         catalyst: Tensor | None = None,
+        seen: tuple[int, int] | None = None,
     ) -> Generator[int, None, None]:
         """Read the prompt, then yield the answer's ids, without the one that stops it.
 
         pick: next-token logits [1, V] float32 -> id. keep: prompt and answer stay in the pot; else it is afterwards as it was before.
         catalyst: for distillations made on the way, needed if keep or if it does not fit. When prompt and answer do not fit, the pot is
-        distilled first (a copy of it, unless keep), and again whenever it is full.
+        distilled first (a copy of it, unless keep), and again whenever it is full. seen: `progress` when the answer was asked for.
         """
         self.check_idle()
+        if seen is not None and seen != self.progress:
+            raise RuntimeError("the session has read on since this answer was asked for: ask again")
         wanted, ends = len(prompt) + max_tokens, self.policy.reads == "ends"
         fits = self.fits(wanted, catalyst if keep else None)
         self.busy, started = True, time.perf_counter()

@@ -215,7 +215,9 @@ class Session:
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
-        tokens = self._reader.answer(prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst)
+        tokens = self._reader.answer(
+            prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst, seen=self._reader.progress
+        )
 
         def kept() -> Generator[int, None, None]:
             before = self.stats.tokens_read

@@ -1,0 +1,170 @@
+"""Faults once found by trying to break the engine: each kind stays ruled out."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from tiny import make_tiny, make_tokenizer
+
+from infinipot import PotConfig, PotFileError, Session, files, generate
+from infinipot.host import Host
+
+MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
+SMALL = PotConfig(pot_size=64, distill_to=20, novelty=0.0, chunk_tokens=8)
+
+
+def read(ids: list[int], question: list[int] = CATALYST, config: PotConfig = SMALL, host=MODEL) -> Session:
+    session = Session(host, None, config)
+    session.append(ids, question=question)
+    return session
+
+
+def test_an_error_in_a_layer_leaves_all_layers_as_they_were() -> None:
+    session = read(random_ids(20))
+
+    def boom(*args) -> None:
+        raise MemoryError
+
+    hook = MODEL.model.layers[1].register_forward_pre_hook(boom)
+    with pytest.raises(MemoryError):
+        session.append(random_ids(10, seed=1), question=CATALYST)
+    hook.remove()
+    assert {layer.length for layer in session.pot.layers} == {20}
+    session.append(random_ids(10, seed=1), question=CATALYST)
+    assert_close("logits", session.logits, read(random_ids(20) + random_ids(10, seed=1)).logits)
+
+
+@pytest.mark.parametrize("first", [[1], random_ids(10)])
+def test_a_longer_catalyst_after_an_interrupted_reading(first: list[int]) -> None:
+    session = Session(MODEL, None, SMALL)
+
+    def stop() -> None:
+        if session.stats.entries > 50:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        session.append(random_ids(200), question=first, progress=stop)
+    session.append(torch.tensor([], dtype=torch.long), question=random_ids(20))
+    session.append(random_ids(100), question=random_ids(30))
+    assert session.stats.peak_entries <= 64
+
+
+def test_two_threads_on_one_model() -> None:
+    host, results = Host(MODEL), {}
+
+    def work(seed: int) -> None:
+        results[seed] = kept(read(random_ids(200, seed=seed), host=host))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {seed: kept(read(random_ids(200, seed=seed))) for seed in (1, 2)}
+    assert MODEL.config._attn_implementation != "infinipot"
+
+
+def test_a_dropped_answer_frees_its_session() -> None:
+    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=160, distill_to=60))
+    session.append("x " * 100)
+    gc.disable()
+    try:
+        for _ in session.stream("Who?", max_tokens=30):
+            break
+        session.append("x")
+    finally:
+        gc.enable()
+
+
+def test_refusals_change_nothing() -> None:
+    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=100, distill_to=60, catalyst="question"))
+    with pytest.raises(ValueError, match="needs the question"):
+        session.append("text")
+    with pytest.raises(ValueError, match="leaves no room"):
+        session.append("text", question="x" * 60)
+    assert session.stats.tokens_read == 0
+    session.append(random_ids(5), question=CATALYST)
+    assert session.stats.tokens_read == 5, "still free to begin with ids"
+    with pytest.raises(ValueError, match="half of it"):
+        Session(MODEL, TOKENIZER, PotConfig(pot_size=20, policy="truncate"), system="x" * 60).append("hello")
+
+
+def test_pots_begun_in_inference_mode_or_autocast_go_on_outside() -> None:
+    expected = read(random_ids(200))
+    for context in (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        session = Session(MODEL, None, SMALL)
+        with context:
+            session.append(random_ids(200)[:100], question=CATALYST)
+        session.append(random_ids(200)[100:], question=CATALYST)
+        assert kept(session) == kept(expected)
+
+
+def test_dropout_is_off_while_reading_and_the_mode_stays() -> None:
+    import transformers as tf
+
+    sizes = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0)
+    model = tf.PhiForCausalLM(tf.PhiConfig(**sizes, resid_pdrop=0.5, embd_pdrop=0.5)).eval()
+    expected = read(random_ids(100), host=model).logits
+    model.train()
+    assert torch.equal(read(random_ids(100), host=model).logits, expected)
+    assert model.training
+
+
+def test_an_output_layer_exchanged_later_stays() -> None:
+    model = make_tiny("llama", vocab=20_000)
+    session = Session(model, None, PotConfig(pot_size=64))
+    model.resize_token_embeddings(20_064)
+    head = model.lm_head
+    session.append(random_ids(20), question=[1])
+    assert model.lm_head is head
+
+
+def test_generate_reads_what_fits_whole() -> None:
+    ids, options = torch.tensor([random_ids(100)]), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    whole = MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=120), **options)
+    assert torch.equal(whole, MODEL.generate(ids, **options))
+    MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=40, distill_to=39 - 1), **options)
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        MODEL.generate(ids, custom_generate=generate, pot=PotConfig(catalyst="general"), **options)
+    with pytest.raises(TypeError, match="PotConfig"):
+        MODEL.generate(ids, custom_generate=generate, pot={"pot_size": 64}, **options)
+
+
+def test_every_bit_of_a_pot_file_counts(tmp_path: Path) -> None:
+    path = tmp_path / "a.pot"
+    read(random_ids(100)).save(path)
+    good = path.read_bytes()
+    end = 8 + int.from_bytes(good[:8], "little")
+    for place in range(8, end, 37):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(PotFileError):
+            Session.load(path, MODEL)
+    with pytest.raises(PotFileError, match="cannot save"):
+        files.write(tmp_path / ("x" * 300), {"a": torch.zeros(1)}, {})
+
+
+def test_a_saved_pot_that_needs_no_catalyst_goes_on(tmp_path: Path) -> None:
+    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=64, distill_to=24, catalyst="plain", policy="streaming"))
+    session.append("x" * 63)
+    session.save(tmp_path / "a.pot")
+    again = Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)
+    assert again.chat("hi", max_tokens=10) == session.chat("hi", max_tokens=10)
+
+
+@pytest.mark.parametrize("wrong", [b"hello", {"input_ids": [1]}, 5, [True, False], torch.tensor([True])])
+def test_what_is_no_text_is_refused(wrong: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Session(MODEL, TOKENIZER, SMALL).append(wrong)  # type: ignore[arg-type]
+
+
+def test_stale_streams_are_refused() -> None:
+    session = read(random_ids(30))
+    tokens = session.stream_ids([1, 2, 3], max_tokens=30, pick=greedy, stop_ids=set())
+    session.append(random_ids(20), question=CATALYST)
+    with pytest.raises(RuntimeError, match="read on"):
+        next(tokens)
