@@ -2,7 +2,8 @@
 
     python benchmarks/flat_memory.py [--tokens 16384 131072] [--model smollm2]
 
-Runs `infinipot generate MODEL -f - --pot-size 1024` once a length and compares the peak resident memory of the processes.
+Runs `infinipot generate MODEL -f - --pot-size 1024` once a length and compares the peak resident memory of the processes: of their whole
+life, and (on Linux) since reading began, which loading the weights, the greater peak, would hide.
 """
 
 from __future__ import annotations
@@ -13,23 +14,40 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 from machine import keep
 
+BEGUN = 100
+"""Sentences after which the child is surely reading: its stdin holds 4 KiB."""
 SENTENCE = "In the year {0} the keeper of light number {1} wrote {2} lines about the weather and counted {3} ships before the lamp went out. "
-TOKENS_A_SENTENCE = 33
+TOKENS_A_SENTENCE = 36.6
 """With the embedded model's tokenizer, on average; the result states the tokens really read."""
 
 
-def read_all(model: str, tokens: int) -> dict[str, float]:
+def forget_peak(pid: int) -> int:
+    """The peak resident bytes of a process until now, which begins anew; 0 where the system cannot say."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    except OSError:
+        return 0
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def read_all(model: str, tokens: int) -> dict[str, Any]:
     """Feed about so many tokens, made as they are needed, to a new process. Returns tokens read, peak bytes, seconds."""
     command = [sys.executable, "-m", "infinipot.cli", "generate", model, "-f", "-", "--pot-size", "1024", "--distill-to", "512"]
     command += ["-p", "How many ships did the keeper of light number 7 count?", "--max-tokens", "16", "--json", "--quiet"]
     started = time.perf_counter()
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pipesize=4096)
     assert child.stdin is not None
     assert child.stdout is not None
-    for number in range(tokens // TOKENS_A_SENTENCE):
+    loading = 0
+    for number in range(round(tokens / TOKENS_A_SENTENCE)):
+        if number == BEGUN:
+            loading = forget_peak(child.pid)
         child.stdin.write(SENTENCE.format(1700 + number % 300, number % 97, number * 7919 % 1009, number * 31 % 53))
     child.stdin.close()
     answer = json.loads(child.stdout.read())
@@ -38,7 +56,8 @@ def read_all(model: str, tokens: int) -> dict[str, float]:
         raise SystemExit(f"the command failed with status {status}")
     return {
         "tokens": answer["usage"]["prompt_tokens"],
-        "peak_rss_bytes": usage.ru_maxrss * 1024,
+        "peak_rss_bytes": max(loading, usage.ru_maxrss * 1024),
+        "reading_peak_rss_bytes": usage.ru_maxrss * 1024 if loading else None,
         "peak_entries": answer["pot"]["peak_entries"],
         "distillations": answer["pot"]["distillations"],
         "read_tps": answer["timings"]["read_tps"],
@@ -52,9 +71,12 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="smollm2")
     args = parser.parse_args()
     rows = [read_all(args.model, tokens) for tokens in args.tokens]
-    growth = rows[1]["peak_rss_bytes"] / rows[0]["peak_rss_bytes"] - 1
-    for row in rows:
-        print(f"{row['tokens']:>9,} tokens: peak {row['peak_rss_bytes'] / 2**20:,.0f} MiB, {row['read_tps']:,.0f} tok/s", file=sys.stderr)
-    print(f"growth {100 * growth:+.2f} % (allowed: 3 %)", file=sys.stderr)
-    keep("flat_memory", {"model": args.model, "rows": rows, "growth": round(growth, 5)})
-    sys.exit(growth >= 0.03)
+    growths = {}
+    for name in ("peak_rss_bytes", "reading_peak_rss_bytes"):
+        short, long = (row[name] for row in rows)
+        if short and long:
+            growths[name] = round(long / short - 1, 5)
+            print(f"{name}: {short / 2**20:,.0f} -> {long / 2**20:,.0f} MiB, {100 * growths[name]:+.2f} % (allowed: 3 %)", file=sys.stderr)
+    print("; ".join(f"{row['tokens']:,} tokens at {row['read_tps']:,.0f} tok/s" for row in rows), file=sys.stderr)
+    keep("flat_memory", {"model": args.model, "rows": rows, "growth": growths})
+    sys.exit(max(growths.values()) >= 0.03)
