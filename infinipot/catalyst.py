@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,30 +12,48 @@ PRESETS = {
     "general-1": "Write down the key points of the text above, with the names, numbers and dates that matter.",
     "general-2": "What is the text above about? Explain it to somebody who has not read it.",
     "unrelated": "Write a short poem about the sea on a windy day.",
+    "repeat": "Repeat the text above word for word:",
 }
-"""Prompts by the kinds of the paper's Table 2. Two more kinds have no fixed words: `question` (the question itself) and `plain`
-(no instruction: the newest tokens of the text, read once more)."""
+"""Prompts by the kinds of the paper's Table 2, and the one that asks for the text itself (policy kvzip). Two more kinds have no fixed
+words: `question` (the question itself) and `plain` (no instruction: the newest tokens of the text, read once more)."""
 
 KINDS = (*PRESETS, "question", "plain")
 
 
-def causal_softmax(queries: Tensor, keys: Tensor, scaling: float, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer turns products of queries and keys into attention: its scale, its tanh cap on the scores, and its learnt extra logit
+    per head [H], which takes its share and is dropped."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def capped(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
+    """Scores of queries [B, H, T, D] for keys [B, K, N, D], both rotated: [B, H, T, N] float32, as the model scales and caps them."""
+    grouped = queries.float().unflatten(1, (keys.shape[1], -1))  # [B, K, H/K, T, D]
+    scores = torch.einsum("bkgtd,bknd->bkgtn", grouped, keys.float()).flatten(1, 2) * scoring.scaling
+    return scores if scoring.softcap is None else scoring.softcap * torch.tanh(scores / scoring.softcap)
+
+
+def weigh(scores: Tensor, scoring: Scoring) -> Tensor:
+    """Softmax over the entries [B, H, T, N], a share going to the model's sinks."""
+    if scoring.sinks is None:
+        return scores.softmax(dim=-1)
+    extra = scoring.sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat((scores, extra), dim=-1).softmax(dim=-1)[..., :-1]
+
+
+def causal_softmax(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
     """Attention of the last T positions over all N, [B, H, T, N] float32, exactly as the model would compute it.
 
-    queries [B, H, T, D] and keys [B, K, N, D] are rotated; the T rows are the last T of the N entries. softcap: the model's tanh cap on
-    the scores. sinks [H]: the model's learnt extra logit per head, which takes its share and is dropped.
+    queries [B, H, T, D] and keys [B, K, N, D] are rotated; the T rows are the last T of the N entries.
     """
-    grouped = queries.float().unflatten(1, (keys.shape[1], -1))  # [B, K, H/K, T, D]
-    scores = torch.einsum("bkgtd,bknd->bkgtn", grouped, keys.float()).flatten(1, 2) * scaling
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = capped(queries, keys, scoring)
     rows, entries = scores.shape[-2:]
     visible = torch.ones(rows, entries, dtype=torch.bool, device=scores.device).tril(entries - rows)
-    scores = scores.masked_fill(~visible, -torch.inf)
-    if sinks is not None:
-        extra = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:2], rows, 1)
-        return torch.cat((scores, extra), dim=-1).softmax(dim=-1)[..., :-1]
-    return scores.softmax(dim=-1)
+    return weigh(scores.masked_fill(~visible, -torch.inf), scoring)
 
 
 def representativeness(attention: Tensor) -> Tensor:
@@ -43,3 +63,14 @@ def representativeness(attention: Tensor) -> Tensor:
     """
     catalyst = attention.shape[-2]
     return attention[..., :-catalyst].sum(dim=-2)
+
+
+def received(queries: Tensor, keys: Tensor, scoring: Scoring, rows: int = 64) -> Tensor:
+    """What each of the N entries receives from the last T of them together, [B, H, N] float32; never more than `rows` rows at a time."""
+    total = torch.zeros(*queries.shape[:2], keys.shape[2], device=keys.device)
+    before = keys.shape[2] - queries.shape[2]
+    for start in range(0, queries.shape[2], rows):
+        part = queries[:, :, start : start + rows]
+        stop = before + start + part.shape[2]
+        total[..., :stop] += causal_softmax(part, keys[:, :, :stop], scoring).sum(dim=-2)
+    return total

@@ -2,98 +2,102 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from infinipot.catalyst import representativeness
 from infinipot.host import Host
 from infinipot.layers import PotLayer
+from infinipot.observe import observe_catalyst, observe_layer, observe_replay, reserve
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
-from infinipot.selection import reduce_groups
+from infinipot.selection import covering
 
 
-def take(host: Host, pot: Pot, ids: Tensor, score_novelty: bool) -> None:
-    """Read ids [B, T] into the pot, which must have room for them, and note their novelty.
+def take(host: Host, pots: Sequence[Pot], ids: Tensor, score_novelty: Sequence[bool]) -> None:
+    """Read ids [B, T], a row into each pot, which must have room for them, and note their novelty where it is wanted.
 
     The first token is predicted by the last hidden state of the chunk before; the very first of a text by nothing: novelty 0.
     """
-    before = pot.mark()
+    before = [pot.mark() for pot in pots]
     try:
-        hidden = host.read(ids, pot)
-        values = torch.zeros(ids.shape, device=hidden.device)
-        if score_novelty:
-            unpredicted = 0 if pot.hidden is not None else 1
-            predicting = hidden[:, :-1] if pot.hidden is None else torch.cat((pot.hidden, hidden[:, :-1]), dim=1)
-            if predicting.shape[1]:
-                values[:, unpredicted:] = host.novelty(predicting, ids[:, unpredicted:])
+        hidden = host.read(ids, pots)
+        losses = [novelty_of(host, *row) for row in zip(pots, ids.split(1), hidden.split(1), score_novelty, strict=True)]
     except BaseException:
-        pot.rollback(before)  # interrupted half-way, or out of memory: no layer keeps what others lack
+        for pot, mark in zip(pots, before, strict=True):
+            pot.rollback(mark)  # interrupted half-way, or out of memory: no layer keeps what others lack
         raise
-    pot.novelty = torch.cat((pot.novelty.to(values.device), values), dim=1)
-    pot.hidden = hidden[:, -1:].clone()
-    pot.newest.copy_(torch.cat((pot.newest, ids.to(pot.newest.device)), dim=1)[:, -pot.newest.shape[1] :])
-    pot.tokens_read += ids.shape[1]
+    for pot, row, state, loss in zip(pots, ids.split(1), hidden.split(1), losses, strict=True):
+        pot.follow(row, state[:, -1:].clone(), loss)
 
 
-def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
-    """Run the catalyst [B, |P|] against the pot and forget it again. Returns what each entry received, per layer [B, K, P]."""
-    scores: dict[int, Tensor] = {}
+def novelty_of(host: Host, pot: Pot, ids: Tensor, hidden: Tensor, wanted: bool) -> Tensor:
+    """NuC [1, T] of ids that a pot has just read, given their hidden states [1, T, hidden]; zeros unless wanted."""
+    losses = torch.zeros(ids.shape, device=hidden.device)
+    unpredicted = 0 if pot.hidden is not None else 1
+    predicting = hidden[:, :-1] if pot.hidden is None else torch.cat((pot.hidden, hidden[:, :-1]), dim=1)
+    if wanted and predicting.shape[1]:
+        losses[:, unpredicted:] = host.novelty(predicting, ids[:, unpredicted:])
+    return losses
 
-    def observe(number: int, attention: Tensor) -> None:
-        scores[number] = reduce_groups(representativeness(attention), pot.layers[number].keys.shape[1], config.gqa)
 
-    before = pot.mark()
-    try:
-        host.read(catalyst, pot, observe)
-    finally:
-        pot.rollback(before)
-    return scores
+def budget(config: PotConfig, seen: Observation, most: int) -> int:
+    """How many entries of a layer stay: `most`, or with distill_to="auto" as few as cover the catalyst's attention."""
+    if config.distill_to == "auto" and seen.catalyst is not None:
+        share = POLICIES[config.policy]().share(config.novelty)
+        wanted = math.ceil(covering(seen.catalyst, config.coverage) / (1 - share)) + seen.sinks + seen.recent
+        most = min(most, max(wanted, config.least_survivors))
+    return min(most, seen.index.shape[-1])
 
 
 @torch.no_grad()
 def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) -> None:
-    """One distillation: observe, select, compact. Afterwards every bounded layer holds the pinned entries and `config.survivors` more.
+    """One distillation: observe, select, compact. Afterwards every bounded layer holds the pinned entries and `config.budgets` more.
 
     catalyst: token ids [B, |P|], for which the pot must have room; None for policies that need none.
     """
-    if pot.length - pot.pinned <= config.survivors:
+    numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
+    most = dict(zip(numbers, config.budgets(len(numbers)), strict=True))
+    if all(pot.layers[number].length - pot.pinned <= most[number] for number in numbers):
         return
     started = time.perf_counter()
     policy = POLICIES[config.policy]()
     needs = policy.needs(config.novelty)
-    if "catalyst" in needs and catalyst is None:
-        raise AssertionError(f"policy {config.policy!r} was to distil without its catalyst")
-    scores = {} if catalyst is None else observe_catalyst(host, pot, config, catalyst)
+    prompted: dict[str, dict[int, Tensor]] = {}
+    if "catalyst" in needs:
+        if catalyst is None:
+            raise AssertionError(f"policy {config.policy!r} was to distil without its catalyst")
+        if "replay" in needs:
+            prompted["replay"] = observe_replay(host, pot, config, catalyst)
+        else:
+            prompted["catalyst"] = observe_catalyst(host, pot, config, catalyst)
     chosen = []
-    for number, layer in enumerate(pot.layers):
-        if not isinstance(layer, PotLayer):
-            continue
-        index, novel = pot.described(layer)
-        free = slice(pot.pinned, layer.length)
-        seen = Observation(
-            keys=layer.keys[:, :, free],
-            values=layer.values[:, :, free],
-            rotated=layer.rotated[:, :, free],
-            index=index[..., free],
-            novelty=novel[..., free] if "novelty" in needs else None,
-            catalyst=scores[number][..., free] if scores else None,
-            share=config.novelty,
-            sinks=config.kept_sinks,
-            recent=config.recent,
-            pool=config.pool,
-            pool_kind=config.pool_kind,
-        )
-        chosen.append((layer, policy.keep(seen, config.survivors), index, novel))
-    for layer, indices, index, novel in chosen:  # all or nothing: nothing is evicted before every layer has chosen
-        layer.keep(indices, index, novel, pot.pinned)
-    pot.novelty = pot.novelty[:, :0]
+    for number in numbers:
+        seen, index, novelty = observe_layer(host, pot, config, number, prompted)
+        scores = policy.judge(seen)
+        indices = policy.choose(seen, scores, budget(config, seen, most[number]))
+        head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
+        past = None if scores is None or not config.own("persist") else F.pad(scores, (pot.pinned, 0))
+        chosen.append((number, torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past))
+    for number, slots, index, novelty, past in chosen:  # all or nothing: nothing is evicted before every layer has chosen
+        pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
+    pot.novelty, pot.fresh = pot.novelty[:, :0], pot.fresh[:, :0]
     pot.distillations += 1
     pot.distill_s += time.perf_counter() - started
+
+
+def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) -> int:
+    """Distil if the next token would leave the catalyst no room. Returns how many tokens there is then room for."""
+    room = pot.room - reserve(config, catalyst)
+    if room <= 0:
+        distill(host, pot, config, catalyst)
+        room = pot.room - reserve(config, catalyst)
+    return int(min(room, config.chunk_tokens))
 
 
 def read(
@@ -105,20 +109,14 @@ def read(
     score_novelty: bool,
     progress: Callable[[], None] | None = None,
 ) -> None:
-    """Read ids [B, T] of any length, distilling whenever the next token would leave the catalyst no room.
+    """Read ids [B, T] of any length, distilling whenever the pot is full.
 
     A distillation happens only when there is something more to read: a text that fits is never distilled. progress: called after every
     chunk, at a moment when the pot is whole; what it raises ends the reading there.
     """
     while ids.shape[1]:
-        room = ids.shape[1]
-        if pot.size is not None:
-            room = pot.size - (0 if catalyst is None else catalyst.shape[1]) - pot.length
-            if room <= 0:
-                distill(host, pot, config, catalyst)
-                continue
-        count = min(room, config.chunk_tokens)
-        take(host, pot, ids[:, :count], score_novelty)
+        count = make_room(host, pot, config, catalyst)
+        take(host, [pot], ids[:, :count], [score_novelty])
         ids = ids[:, count:]
         if progress is not None:
             progress()

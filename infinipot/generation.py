@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
+from infinipot.answering import Turn, advance, predict
 from infinipot.host import Host
 from infinipot.options import PotConfig
 from infinipot.reader import Reader
@@ -27,8 +28,9 @@ def generate(
 ) -> Tensor:
     """Decoding loop for transformers' `generate`: prompts of any length are read into a pot, each row of a batch into its own.
 
-    input_ids [B, T], left-padded as attention_mask says -> [B, T + new], right-padded. The row's own tokens are read as they are (no chat
-    template is added). Sampling, processors and stopping criteria are those that transformers prepared.
+    input_ids [B, T], left-padded as attention_mask says -> [B, T + new], right-padded. The rows' own tokens are read as they are (no chat
+    template is added), row by row; answers are decoded together. Sampling, processors and stopping criteria are those that transformers
+    prepared.
     """
     for name in ("num_beams", "num_return_sequences"):
         if (value := getattr(generation_config, name)) not in (1, None):
@@ -43,41 +45,41 @@ def generate(
     if config.catalyst not in (None, "question"):
         raise ValueError(f"catalyst={config.catalyst!r} needs a tokenizer, which generate does not pass on: leave it out, or use a Session")
     mask = model_kwargs.get("attention_mask")
-    rows = []
-    for number, row in enumerate(input_ids):
-        ids = row if mask is None else row[mask[number].bool()]
-        rows.append(_row(host, row, ids, config, logits_processor, stopping_criteria, generation_config))
+    max_tokens = generation_config.max_length - input_ids.shape[1]
+    turns = [_turn(host, row if mask is None else row[mask[number].bool()], config, max_tokens) for number, row in enumerate(input_ids)]
     pad = generation_config._pad_token_tensor
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=0 if pad is None else float(pad)).to(input_ids.dtype)
+    so_far, live = input_ids, dict(enumerate(turns))
+    try:
+        for turn in turns:
+            turn.begin()
+        while live:
+            predicted = predict(list(live.values()))
+            logits = predicted.new_zeros(len(turns), predicted.shape[-1]).index_copy_(
+                0, torch.tensor([*live], device=predicted.device), predicted
+            )
+            scores = logits_processor(so_far, logits)
+            tokens = torch.multinomial(scores.softmax(dim=-1), 1)[:, 0] if generation_config.do_sample else scores.argmax(dim=-1)
+            ended = [number for number in range(len(turns)) if number not in live]
+            tokens[ended] = 0 if pad is None else int(pad.flatten()[0])
+            so_far = torch.cat((so_far, tokens[:, None].to(so_far.dtype)), dim=1)
+            for number, done in enumerate(stopping_criteria(so_far, None).tolist()):
+                if number in live and done:
+                    live.pop(number).end()
+            for number, turn in live.items():
+                turn.said.append(int(tokens[number]))
+            advance(list(live.values()))
+    finally:
+        for turn in live.values():
+            turn.end()
+    return so_far
 
 
-def _row(
-    host: Host,
-    padded: Tensor,
-    ids: Tensor,
-    config: PotConfig,
-    processors: LogitsProcessorList,
-    stopping: StoppingCriteriaList,
-    options: GenerationConfig,
-) -> Tensor:
-    """One row's prompt and what comes after it, [T + new]."""
+def _turn(host: Host, ids: Tensor, config: PotConfig, max_tokens: int) -> Turn:
+    """A row's prompt, read, and the answer to come."""
     reader = Reader(host, config)
-    max_tokens = options.max_length - len(padded)
     end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
     catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.needs else None
     reader.check_room(catalyst, 0)
     whole = reader.policy.reads == "pot" and len(ids) + max_tokens <= config.pot_size  # known beforehand here: nothing to keep room for
     reader.read(ids.tolist(), None if whole else catalyst)
-    so_far = padded[None]
-
-    def pick(logits: Tensor) -> int:
-        nonlocal so_far
-        scores = processors(so_far, logits)
-        token = torch.multinomial(scores.softmax(dim=-1), 1) if options.do_sample else scores.argmax(dim=-1, keepdim=True)
-        so_far = torch.cat((so_far, token.to(so_far.dtype)), dim=1)
-        return int(token)
-
-    for _ in reader.answer([], max_tokens=max_tokens, pick=pick, stop_ids=set(), keep=False, catalyst=catalyst):
-        if bool(stopping(so_far, None).all()):
-            break
-    return so_far[0]
+    return Turn(reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst)

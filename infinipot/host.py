@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,33 +13,56 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat
-from infinipot.attention import at_work, attention, identity, visible
-from infinipot.catalyst import causal_softmax
+from infinipot.attention import Worker, at_work, attention, identity, visible
+from infinipot.catalyst import Scoring
+from infinipot.grouped import grouped_attention
 from infinipot.novelty import BLOCK, novelty
-from infinipot.pot import Pot
+from infinipot.pot import Layout, Pot
 from infinipot.probe import rotations
+from infinipot.together import Together
 
-Observer = Callable[[int, Tensor], None]
-"""Gets a bounded layer's number and the attention of the rows just read over all entries, [B, H, T, P] float32."""
+Observer = Callable[[int, Tensor, Tensor, Scoring], None]
+"""Gets a bounded layer's number, the queries just read and the keys of all entries, both as attention uses them: [B, H, T, D], [B, K, P, D]."""
 
 
 class _Reading:
     """One forward pass over a pot: raw keys go in, queries turn by slot."""
 
-    def __init__(self, pot: Any, observe: Observer | None) -> None:
-        self.pot, self.observe = pot, observe
+    def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
+        self.pot, self.observe, self.scorings = pot, observe, scorings
         self.masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
         number: int = module.layer_idx  # type: ignore[assignment]
         layer = self.pot.layers[number]
-        query = layer.rotate_queries(query)
-        if self.observe is not None and layer.window is None:
-            self.observe(number, causal_softmax(query, key, scaling, options.get("softcap"), options.get("s_aux")))
+        raw, query = query, layer.rotate_queries(query)
+        if layer.window is None:
+            scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
+            if layer.witness is not None:
+                layer.witness = layer.witness.seeing(raw, query, key, scoring)
+            if self.observe is not None:
+                self.observe(number, query, key, scoring)
+            if self.pot.grouping is not None:
+                return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
         shape = (query.shape[-2], key.shape[-2], layer.window, query.device)
         if shape not in self.masks:
             self.masks[shape] = visible(*shape, query.dtype)
         return attention(module, query, key, value, scaling, self.masks[shape], options)
+
+    def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        return identity(output)
+
+
+class _Readings:
+    """One forward pass over several pots, each row's attention by itself."""
+
+    def __init__(self, readings: list[_Reading], together: Together) -> None:
+        self.readings, self.together = readings, together
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
+        seen: list[tuple[Tensor, Tensor]] = self.together.layers[module.layer_idx].seen  # type: ignore[index, union-attr]
+        rows = zip(self.readings, query.split(1), seen, strict=True)
+        return torch.cat([reading.attend(module, row, *entries, scaling, options) for reading, row, entries in rows])
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return identity(output)
@@ -105,7 +128,8 @@ class Host:
                 self.windows = [None] * len(self.windows)  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
             self.rotations = rotations(model, len(self.windows))
             self._find_output()
-            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), self.new_pot(2))
+            self.scorings: dict[int, Scoring] = {}
+            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [self.new_pot(Layout(2))])
             self.vocabulary: int = self.head(trial).shape[-1]
         except ValueError:
             raise
@@ -122,19 +146,30 @@ class Host:
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
 
-    def new_pot(self, size: int | None, reset: bool = True) -> Pot:
+    @property
+    def bounded(self) -> int:
+        """How many layers a pot bounds: those with full attention."""
+        return sum(window is None for window in self.windows)
+
+    def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
-        pot = Pot(self.windows, [None if r is None else own[id(r)] for r in self.rotations], size, reset)
+        pot = Pot(self.windows, [None if r is None else own[id(r)] for r in self.rotations], layout)
         pot.newest = pot.newest.to(self.device)
         return pot
 
     @torch.no_grad()
-    def read(self, ids: Tensor, pot: Pot, observe: Observer | None = None) -> Tensor:
-        """Run ids [B, T] through the trunk, behind the entries of the pot, which takes theirs. Returns hidden states [B, T, hidden]."""
-        positions = torch.arange(pot.length, pot.length + ids.shape[1], device=ids.device)[None]
-        with at_work(self.model, _Reading(pot, observe)):
-            output = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=True, **{self.cache_argument: pot})
+    def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
+        """Run ids [B, T] through the trunk, a row behind the entries of each pot, which takes its own. Returns hidden states [B, T, hidden]."""
+        positions = torch.stack([torch.arange(pot.length, pot.length + ids.shape[1], device=ids.device) for pot in pots])
+        readings = [_Reading(pot, observe, self.scorings) for pot in pots]
+        cache: Pot | Together = pots[0]
+        worker: Worker = readings[0]
+        if len(pots) > 1:
+            cache = Together(pots)
+            worker = _Readings(readings, cache)
+        with at_work(self.model, worker):
+            output = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=True, **{self.cache_argument: cache})
         return output.last_hidden_state
 
     @torch.no_grad()
@@ -148,7 +183,7 @@ class Host:
         swaps: list[tuple[Any, str, nn.Module, nn.Module]] = [(model._modules, model.base_model_prefix, trunk, _Stub(trunk, hidden))]
         if columns is not None and columns != slice(0, self.vocabulary):
             swaps.append((*self.output_place, self.output, _Columns(self.output, columns)))
-        with at_work(model, _Reading(None, None)):
+        with at_work(model, _Reading(None, None, {})):
             for modules, name, _, stand_in in swaps:
                 modules[name] = stand_in
             try:

@@ -1,7 +1,7 @@
 """One layer's entries: in slots allocated once, or in the sliding window that the layer has by itself.
 
 Keys are kept raw, with a rotated copy beside them that attention reads; the copy is made anew from the raw keys after every distillation,
-so nothing drifts.
+so nothing drifts. Entries in eight bits have no such copy: their keys are turned whenever attention reads them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from infinipot.compat import CacheLayerMixin
 from infinipot.positions import Rotation
+from infinipot.slots import Slots
+from infinipot.witness import Witness
 
 GROWTH = 1024
 """Slots by which a layer without a bound grows at least."""
@@ -26,24 +28,43 @@ class PotOverflow(AssertionError):
 class PotLayer(CacheLayerMixin):
     """Entries of one layer in `size` slots, [B, K, size, D]; slots 0 .. length-1 are taken, in text order.
 
-    size None: no bound. reset False: an entry keeps the position at which it was read (the paper's ablation of CR-RoPE).
-    `index` [B, K, S] int64 and `novelty` [B, K, S] float32 tell the survivors' place in the text and their NuC.
+    size None: no bound. reset False: an entry keeps the position at which it was read (the paper's ablation of CR-RoPE). kind: the
+    eight-bit type entries are stored in, None for the model's own. witness: what is remembered of attention.
+    `index` [B, K, S] int64 and `novelty` [B, K, S] float32 tell the survivors' place in the text and their NuC, `past` [B, K, S] float32,
+    where a policy wants it, the score they survived with.
     """
 
     is_sliding = False
     is_compileable = False
     is_croppable = False
     window: int | None = None
-    keys: Tensor
-    values: Tensor
-    rotated: Tensor
+    slots: tuple[Slots, Slots]
+    rotated: Tensor | None
     index: Tensor
     novelty: Tensor
+    past: Tensor | None = None
 
-    def __init__(self, size: int | None, rotation: Rotation | None, reset: bool = True) -> None:
-        super().__init__()
-        self.size, self.rotation, self.reset = size, rotation, reset
+    def __init__(
+        self, size: int | None, rotation: Rotation | None, reset: bool = True, kind: str | None = None, witness: Witness | None = None
+    ) -> None:
+        self.is_initialized = False
+        self.size, self.rotation, self.reset, self.kind = size, rotation, reset, kind
+        self.witness = witness
         self.length = self.peak = self.position = 0
+
+    @property
+    def keys(self) -> Tensor:
+        """Raw keys of all slots, [B, K, size, D]."""
+        return self.slots[0].read(0, self.slots[0].size)
+
+    @property
+    def values(self) -> Tensor:
+        return self.slots[1].read(0, self.slots[1].size)
+
+    @property
+    def width(self) -> int:
+        """Numbers that one token's keys and values are, all heads together."""
+        return sum(slots.data.shape[1] * slots.data.shape[3] for slots in self.slots)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.device, self.dtype = key_states.device, key_states.dtype
@@ -53,18 +74,26 @@ class PotLayer(CacheLayerMixin):
         self.novelty = torch.zeros(batch, heads, 0, dtype=torch.float32, device=self.device)
         self.is_initialized = True
 
-    def _allocate(self, slots: int, key: Tensor, value: Tensor) -> None:
+    def _allocate(self, size: int, key: Tensor, value: Tensor) -> None:
         if self.rotation is not None:
-            self.rotation.reserve(slots, key.device)
-        with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
-            self.keys = torch.zeros(*key.shape[:2], slots, key.shape[-1], dtype=key.dtype, device=key.device)
-            self.values = torch.zeros(*value.shape[:2], slots, value.shape[-1], dtype=value.dtype, device=value.device)
-            self.rotated = torch.zeros_like(self.keys) if self.rotation is not None else self.keys
+            self.rotation.reserve(size, key.device)
+        self.slots = (Slots(key, size, self.kind), Slots(value, size, self.kind))
+        mirrored = self.rotation is not None and self.kind is None
+        self.rotated = Slots(key, size).data if mirrored else None
 
     def _turn(self, x: Tensor, start: int) -> Tensor:
         if self.rotation is None:
             return x
         return self.rotation.slots(x, start) if self.reset else self.rotation.anywhere(x, start)
+
+    def read_keys(self, start: int, stop: int) -> Tensor:
+        """Keys of the slots start .. stop-1 as attention reads them, [B, K, stop-start, D]."""
+        if self.rotated is not None:
+            return self.rotated[:, :, start:stop]
+        return self._turn(self.slots[0].read(start, stop), start)
+
+    def read_values(self, start: int, stop: int) -> Tensor:
+        return self.slots[1].read(start, stop)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries."""
@@ -73,83 +102,94 @@ class PotLayer(CacheLayerMixin):
         start, stop = self.length, self.length + key_states.shape[-2]
         if self.size is not None and stop > self.size:
             raise PotOverflow(f"{stop} entries in a pot of {self.size}")
-        if stop > self.keys.shape[2]:
-            self._grow(max(stop, 2 * self.keys.shape[2]))
-        self.keys[:, :, start:stop] = key_states
-        self.values[:, :, start:stop] = value_states
-        if self.rotation is not None:
+        if stop > self.slots[0].size:
+            self._grow(max(stop, 2 * self.slots[0].size))
+        for slots, x in zip(self.slots, (key_states, value_states), strict=True):
+            slots.write(start, x)
+        if self.rotated is not None:
             self.rotated[:, :, start:stop] = self._turn(key_states, self.position)
         self.length, self.position = stop, self.position + stop - start
         self.peak = max(self.peak, stop)
-        return self.rotated[:, :, :stop], self.values[:, :, :stop]
+        return self.read_keys(0, stop), self.read_values(0, stop)
 
-    def _grow(self, slots: int) -> None:
-        keys, values = self.keys[:, :, : self.length], self.values[:, :, : self.length]
-        self._allocate(slots, keys, values)
-        self.keys[:, :, : self.length], self.values[:, :, : self.length] = keys, values
-        if self.rotation is not None:  # anew: some frequencies depend on the length
-            self.rotated[:, :, : self.length] = self._turn(keys, 0)
+    def _grow(self, size: int) -> None:
+        old, length = self.slots, self.length
+        self._allocate(size, self.keys, self.values)
+        for slots, before in zip(self.slots, old, strict=True):
+            slots.restore(before.state(length))
+        if self.rotated is not None:  # anew: some frequencies depend on the length
+            self.rotated[:, :, :length] = self._turn(self.slots[0].read(0, length), 0)
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Turn the queries [B, H, T, D] of the T newest entries."""
         return self._turn(query, self.position - query.shape[-2])
 
-    def keep(self, indices: Tensor, index: Tensor, novelty: Tensor, pinned: int) -> None:
-        """Distil in place: of the slots from `pinned` on, keep those at `indices` [B, K, C] (ascending, counted from `pinned`).
+    def keep(self, slots: Tensor, index: Tensor, novelty: Tensor, pinned: int, past: Tensor | None = None) -> None:
+        """Distil in place: keep the entries at `slots` [B, K, C], ascending; the first `pinned` of them stay where they are.
 
-        index, novelty [B, K, P] describe all entries before the distillation.
+        index, novelty, past [B, K, P] describe all entries before the distillation.
         """
-        length = pinned + indices.shape[-1]
-        moved = indices + pinned
-        for buffer in {id(b): b for b in (self.keys, self.values, self.rotated)}.values():
-            rows = moved[..., None].expand(*moved.shape, buffer.shape[-1])
-            buffer[:, :, pinned:length] = buffer.gather(2, rows)
-        self.index = torch.cat((index[..., :pinned], index.gather(2, moved)), dim=-1)
-        self.novelty = torch.cat((novelty[..., :pinned], novelty.gather(2, moved)), dim=-1)
+        length = slots.shape[-1]
+        for stored in self.slots:
+            stored.move(pinned, slots[..., pinned:])
+        self.index, self.novelty = index.gather(2, slots), novelty.gather(2, slots)
+        self.past = None if past is None else past.gather(2, slots)
+        self.witness = None if self.witness is None else self.witness.keeping(slots)
         self.length = length
         if self.reset:
             self.position = length
-            if self.rotation is not None:
-                self.rotated[:, :, pinned:length] = self._turn(self.keys[:, :, pinned:length], pinned)
+        if self.rotated is not None:
+            if self.reset:
+                self.rotated[:, :, pinned:length] = self._turn(self.slots[0].read(pinned, length), pinned)
+            else:
+                self.rotated[:, :, :length] = self.rotated.gather(2, slots[..., None].expand(*slots.shape, self.rotated.shape[-1]))
 
     def mark(self) -> Any:
-        return self.length, self.position
+        return self.length, self.position, self.witness
 
     def rollback(self, mark: Any) -> None:
-        self.length, self.position = mark
+        self.length, self.position, self.witness = mark
 
     def copy(self) -> PotLayer:
         twin = copy.copy(self)
         if self.is_initialized:
-            for name in ("keys", "values", "index", "novelty"):
-                setattr(twin, name, getattr(self, name).clone())
-            twin.rotated = self.rotated.clone() if self.rotation is not None else twin.keys
-        return twin
+            with torch.inference_mode(False):
+                twin.slots = (self.slots[0].copy(), self.slots[1].copy())
+                twin.rotated = None if self.rotated is None else self.rotated.clone()
+        return twin  # index, novelty and past are never written to: keep makes new ones
 
     def state(self) -> dict[str, Tensor]:
         """Everything that cannot be computed again, without the empty slots."""
-        taken = {"keys": self.keys[:, :, : self.length], "values": self.values[:, :, : self.length]}
-        if not self.reset and self.rotation is not None:
+        named = zip(("keys", "values"), self.slots, strict=True)
+        taken = {name + suffix: x for name, slots in named for suffix, x in slots.state(self.length).items()}
+        if not self.reset and self.rotated is not None:
             taken["rotated"] = self.rotated[:, :, : self.length]
-        return {**taken, "index": self.index, "novelty": self.novelty}
+        taken |= {"index": self.index, "novelty": self.novelty} | ({} if self.past is None else {"past": self.past})
+        return taken | ({} if self.witness is None else self.witness.state())
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int) -> None:
-        self.lazy_initialization(state["keys"][:, :, :0], state["values"][:, :, :0])
+    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
+        """dtype: the model's, in which entries are read, whatever they are stored in."""
         length = state["keys"].shape[2]
-        if length > self.keys.shape[2]:
-            self._allocate(length, state["keys"], state["values"])
-        self.keys[:, :, :length], self.values[:, :, :length] = state["keys"], state["values"]
-        self.index, self.novelty = state["index"], state["novelty"]
-        if self.rotation is not None:
+        like = [state[name][:, :, :0].to(dtype) for name in ("keys", "values")]
+        self.lazy_initialization(*like)
+        if length > self.slots[0].size:
+            self._allocate(length, *like)
+        for name, slots in zip(("keys", "values"), self.slots, strict=True):
+            slots.restore({suffix: state[name + suffix] for suffix in slots.state(0)})
+        self.index, self.novelty, self.past = state["index"], state["novelty"], state.get("past")
+        self.witness = None if self.witness is None else self.witness.restored(state)
+        if self.rotated is not None:
             self.rotated[:, :, :length] = self._turn(state["keys"], 0) if self.reset else state["rotated"]
         self.length, self.position, self.peak = length, position, peak
 
     def entry_bytes(self) -> int:
-        """Bytes of all slots allocated: raw keys, the rotated copy, values, and what is known about survivors."""
+        """Bytes of all slots allocated (raw keys, the rotated copy, values) and of what is known about survivors."""
         if not self.is_initialized:
             return 0
-        buffers = {id(b): b for b in (self.keys, self.values, self.rotated, self.index, self.novelty)}
-        return sum(buffer.nbytes for buffer in buffers.values())
+        held = [x for slots in self.slots for x in slots.tensors]
+        remembered = [] if self.witness is None else list(self.witness.state().values())
+        about = [x for x in (self.rotated, self.index, self.novelty, self.past, *remembered) if x is not None]
+        return sum(x.nbytes for x in (*held, *about))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -182,6 +222,10 @@ class WindowLayer(CacheLayerMixin):
     @property
     def length(self) -> int:
         return self.keys.shape[2] if self.is_initialized else 0
+
+    @property
+    def width(self) -> int:
+        return sum(x.shape[1] * x.shape[3] for x in (self.keys, self.values))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.device, self.dtype = key_states.device, key_states.dtype
@@ -229,7 +273,7 @@ class WindowLayer(CacheLayerMixin):
     def state(self) -> dict[str, Tensor]:
         return {"keys": self.keys, "values": self.values, "rotated": self.rotated}
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int) -> None:
+    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
         self.lazy_initialization(state["keys"][:, :, :0], state["values"][:, :, :0])
         self.keys, self.values, self.rotated = state["keys"], state["values"], state["rotated"]
         self.position, self.peak = position, peak

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infinipot.catalyst import KINDS
 from infinipot.policies import POLICIES
-from infinipot.selection import POOLINGS, REDUCTIONS
+from infinipot.selection import POOLINGS, REDUCTIONS, apportion
+from infinipot.slots import QUANTISED
+
+PYRAMID = 20
+"""How much less than the mean the top layer keeps under `pyramid` (PyramidKV's beta)."""
 
 
 def known(what: str, value: str, allowed: Iterable[str]) -> None:
@@ -29,69 +34,164 @@ def within(what: str, value: float, low: float, high: float | None = None) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class PotConfig:
-    """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head."""
+    """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head. None: the policy's own default."""
 
     pot_size: int = 2048
     """|M|: never more entries than this, whatever they are: survivors, the chunk being read, the catalyst, the answer."""
-    distill_to: int | None = None
-    """|C|: entries that survive a distillation, beside the pinned ones. None: half the pot."""
+    distill_to: int | str | None = None
+    """|C|: entries that survive a distillation, beside the pinned ones. None: half the pot. `auto`: in each layer as few as hold `coverage`
+    of what the catalyst attends to, between an eighth and a half of the pot."""
+    coverage: float = 0.9
+    """With distill_to `auto`: the share of the catalyst's attention that survivors hold."""
     policy: str = "infinipot"
     novelty: float = 0.5
     """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
     catalyst: str | None = None
-    """`question`, `general`, `general-1`, `general-2`, `unrelated`, `plain`, or a prompt of your own (a text of several words). None: the
-    question where one is known, else `general`."""
+    """`question`, `general`, `general-1`, `general-2`, `unrelated`, `repeat`, `plain`, or a prompt of your own (a text of several words).
+    None: the policy's own, else the question where one is known, else `general`."""
     sinks: int | None = None
-    """First entries after the pinned ones that always stay, counted in distill_to. None: the policy's own default."""
-    recent: int = 0
+    """First entries after the pinned ones that always stay, counted in distill_to."""
+    recent: int | None = None
     """Newest entries that always stay, counted in distill_to."""
-    pool: int = 0
+    window: int | None = None
+    """How many newest tokens' attention counts (policies snapkv and tova)."""
+    pool: int | None = None
     """Width of the window, in slots, over which scores are smoothed: an odd number; 0 leaves them alone."""
-    pool_kind: str = "avg"
+    pool_kind: str | None = None
     gqa: str = "mean"
     """How the scores of the query heads that share a KV head become one."""
+    shared_heads: bool | None = None
+    """Whether all heads of a layer keep the same entries, by the mean of their scores."""
+    persist: float | None = None
+    """How much of the score with which it survived an entry keeps: 0 forgets it, 1 lets it keep the largest it ever had."""
+    layer_budget: str | tuple[float, ...] = "uniform"
+    """How |C| is shared out over layers at the same memory in all: `uniform`, `pyramid` (lower layers keep more, as in PyramidKV, arXiv
+    2406.02069), or a weight for each bounded layer. A layer's |M| differs from the pot's by as much as its |C| does."""
+    pot_dtype: str | None = None
+    """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's own type."""
+    prefill: str = "bounded"
+    """`bounded`: the pot never holds more than pot_size. `whole`: all is read without a bound and distilled once, before the answer, as the
+    methods it is compared with were published."""
     context_reset: bool = True
     """CR-RoPE: positions start again at 0 after a distillation. False lets them grow for ever (the paper's ablation)."""
+    group: int = 8
+    """Policy self_extend: how many distant entries share a position."""
+    neighbours: int = 1024
+    """Policy self_extend: how many newest entries have positions of their own."""
     chunk_tokens: int = 512
     """Most tokens in one forward pass while reading. Results do not depend on it, memory for activations does."""
 
     def __post_init__(self) -> None:
-        known("policy", self.policy, POLICIES)
-        known("pool_kind", self.pool_kind, POOLINGS)
-        known("gqa", self.gqa, REDUCTIONS)
-        for name in ("pot_size", "recent", "pool", "chunk_tokens", *(n for n in ("distill_to", "sinks") if getattr(self, n) is not None)):
-            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be a whole number of tokens")
-        within("pot_size", self.pot_size, 2)
-        within("novelty", self.novelty, 0, 1)
-        within("recent", self.recent, 0)
-        within("pool", self.pool, 0)
-        within("chunk_tokens", self.chunk_tokens, 1)
-        within("sinks", self.kept_sinks, 0)
-        if self.pool and self.pool % 2 == 0:
-            raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
-        if not isinstance(self.context_reset, bool):
-            raise TypeError(f"context_reset={self.context_reset!r} is not allowed: it must be True or False")
+        if isinstance(self.layer_budget, list):
+            object.__setattr__(self, "layer_budget", tuple(self.layer_budget))
+        self._check_names()
+        self._check_numbers()
+        if self.pot_dtype is not None and not self.context_reset:
+            raise ValueError("pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read")
         if self.catalyst == "plain" and self.pot_size < 64:
             raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
-        if self.catalyst is not None and self.catalyst.isascii() and " " not in self.catalyst:
-            known("catalyst", self.catalyst, KINDS)
+        if self.distill_to == "auto":
+            policy = POLICIES[self.policy]()
+            if "catalyst" not in policy.needs(self.novelty) or policy.share(self.novelty) >= 1:
+                raise ValueError("distill_to='auto' goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
         if POLICIES[self.policy].reads == "pot":
             within("distill_to", self.survivors, 1, self.pot_size - 1)
-            if self.kept_sinks + self.recent > self.survivors:
+            if self.kept_sinks + self.kept_recent > self.least_survivors:
                 raise ValueError(
-                    f"sinks={self.kept_sinks} + recent={self.recent} do not fit in distill_to={self.survivors}: keep fewer, or distil to more"
+                    f"sinks={self.kept_sinks} + recent={self.kept_recent} do not fit in distill_to={self.least_survivors}: keep fewer, or "
+                    "distil to more"
                 )
+
+    def _check_names(self) -> None:
+        known("policy", self.policy, POLICIES)
+        known("gqa", self.gqa, REDUCTIONS)
+        known("prefill", self.prefill, ("bounded", "whole"))
+        if self.pool_kind is not None:
+            known("pool_kind", self.pool_kind, POOLINGS)
+        if self.pot_dtype is not None:
+            known("pot_dtype", self.pot_dtype, QUANTISED)
+        if isinstance(self.distill_to, str):
+            known("distill_to", self.distill_to, ("auto",))
+        if isinstance(self.layer_budget, str):
+            known("layer_budget", self.layer_budget, ("uniform", "pyramid"))
+        if self.catalyst is not None and self.catalyst.isascii() and " " not in self.catalyst:
+            known("catalyst", self.catalyst, KINDS)
+        for name in ("context_reset", "shared_heads"):
+            if getattr(self, name) not in (True, False, None) or (name == "context_reset" and self.context_reset is None):
+                raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be True or False")
+
+    def _check_numbers(self) -> None:
+        least = {
+            "pot_size": 2,
+            "sinks": 0,
+            "recent": 0,
+            "window": 1,
+            "pool": 0,
+            "group": 1,
+            "neighbours": 1,
+            "chunk_tokens": 1,
+            "distill_to": 1,
+        }
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is None or (name == "distill_to" and value == "auto"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a whole number of tokens")
+            within(name, value, low)
+        for name in ("novelty", "coverage", "persist"):
+            if getattr(self, name) is not None:
+                within(name, getattr(self, name), 0, 1)
+        if self.pool and self.pool % 2 == 0:
+            raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
+        if not isinstance(self.layer_budget, str) and not (self.layer_budget and all(weight > 0 for weight in self.layer_budget)):
+            raise ValueError(f"layer_budget={self.layer_budget} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
 
     @property
     def survivors(self) -> int:
-        """|C| with its default filled in."""
-        return self.pot_size // 2 if self.distill_to is None else self.distill_to
+        """|C|, the most with `auto`."""
+        return self.distill_to if isinstance(self.distill_to, int) else self.pot_size // 2
+
+    @property
+    def least_survivors(self) -> int:
+        """The fewest entries a distillation leaves, before layers share them out."""
+        return max(1, self.pot_size // 8) if self.distill_to == "auto" else self.survivors
 
     @property
     def kept_sinks(self) -> int:
-        """Sinks with the policy's default filled in."""
-        return POLICIES[self.policy].sinks if self.sinks is None else self.sinks
+        return int(self.own("sinks"))
+
+    @property
+    def kept_recent(self) -> int:
+        return int(self.own("recent"))
+
+    def own(self, name: str) -> Any:
+        """An option; where it is None, its default for this policy and these sizes."""
+        value, policy = getattr(self, name), POLICIES[self.policy]
+        if value is None and name == "recent":
+            return policy().recent(self.least_survivors, self.own("window"))
+        if value is None and name == "distill_to":
+            return self.survivors
+        return getattr(policy, name, None) if value is None else value
+
+    def budgets(self, layers: int) -> list[int]:
+        """|C| of each of the bounded layers: `layers` times `survivors` in all."""
+        if self.layer_budget == "uniform":
+            return [self.survivors] * layers
+        weights: Sequence[Any] = self.layer_budget
+        if self.layer_budget == "pyramid":  # evenly down to the top layer's twentieth of the mean
+            top = 1 / PYRAMID
+            weights = [2 - top - (2 - 2 * top) * n / max(1, layers - 1) for n in range(layers)]
+        if len(weights) != layers:
+            raise ValueError(f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many")
+        shares = apportion(layers * self.survivors, [float(weight) for weight in weights])
+        fixed = max(1, self.kept_sinks + self.kept_recent)
+        if min(shares) < fixed:
+            raise ValueError(
+                f"layer_budget leaves a layer {min(shares)} entries, fewer than sinks={self.kept_sinks} + recent={self.kept_recent}, and at "
+                "least 1: distil to more, or weigh layers more evenly"
+            )
+        return shares
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,3 +54,9 @@ class Rotation:
         """Like `slots`, beyond any reserved range: for the ablation that lets positions grow for ever."""
         cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
         return turn(x, cos, sin, self.style)
+
+    def at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [B, heads, N, D], whose rows stand at any positions [N]; the tables grow to cover them."""
+        self.reserve(int(positions.max()) + 1, x.device)
+        cos, sin = self.tables[x.device]
+        return turn(x, cos[positions], sin[positions], self.style)

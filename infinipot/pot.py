@@ -12,9 +12,27 @@ from torch import Tensor
 from infinipot.compat import Cache
 from infinipot.layers import PotLayer, WindowLayer
 from infinipot.positions import Rotation
+from infinipot.witness import Witness
 
 NEWEST = 32
 """How many of the last token ids are remembered, for the catalyst that is the text itself."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a pot is made of.
+
+    size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they differ. reset: CR-RoPE. kind: the eight-bit
+    type of stored entries, None for the model's own. witness: what layers remember of attention. grouping: how many distant entries share a
+    position, and how many newest do not (SelfExtend).
+    """
+
+    size: int | None
+    sizes: tuple[int, ...] | None = None
+    reset: bool = True
+    kind: str | None = None
+    witness: Witness | None = None
+    grouping: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,7 @@ class Mark:
     layers: tuple[Any, ...]
     hidden: Tensor | None
     novelty: Tensor
+    fresh: Tensor
     newest: Tensor
     tokens_read: int
     distillations: int
@@ -32,24 +51,26 @@ class Mark:
 class Pot(Cache):
     """All layers' entries, and what goes with them from one chunk to the next.
 
-    size: |M|, None without a bound. pinned: entries at the start that no distillation touches. hidden: the last token's final hidden
-    state [B, 1, hidden], which predicts the next one. novelty: NuC [B, F] of the F entries read since the last distillation. newest: the
-    last token ids [B, 32], written in place.
+    pinned: entries at the start that no distillation touches. hidden: the last token's final hidden state [B, 1, hidden], which predicts
+    the next one. novelty, fresh: NuC and ids [B, F] of the F tokens read since the last distillation (ids only where there is a bound).
+    newest: the last token ids [B, 32], written in place.
     """
 
-    def __init__(self, windows: list[int | None], rotations: list[Rotation | None], size: int | None, reset: bool = True) -> None:
+    def __init__(self, windows: list[int | None], rotations: list[Rotation | None], layout: Layout) -> None:
+        sizes = iter(layout.sizes or (layout.size,) * len(windows))
         layers = [
-            PotLayer(size, rotation, reset) if window is None else WindowLayer(window, rotation)
+            PotLayer(next(sizes), rotation, layout.reset, layout.kind, layout.witness) if window is None else WindowLayer(window, rotation)
             for window, rotation in zip(windows, rotations, strict=True)
         ]
         super().__init__(layers=layers)
-        self.size = size
+        self.size, self.grouping = layout.size, layout.grouping
         self.pinned = 0
         self.tokens_read = 0
         self.distillations = 0
         self.distill_s = 0.0
         self.hidden: Tensor | None = None
         self.novelty = torch.zeros(1, 0)
+        self.fresh = torch.zeros(1, 0, dtype=torch.long)
         self.newest = torch.zeros(1, NEWEST, dtype=torch.long)
 
     @property
@@ -59,13 +80,19 @@ class Pot(Cache):
 
     @property
     def length(self) -> int:
-        """Entries per layer and head now."""
-        return self.bounded[0].length
+        """Entries per head now, in the bounded layer that has most."""
+        return max(layer.length for layer in self.bounded)
+
+    @property
+    def room(self) -> float:
+        """How many more entries every layer has room for; infinite without a bound."""
+        return min(torch.inf if layer.size is None else layer.size - layer.length for layer in self.bounded)
 
     @property
     def peak(self) -> int:
-        """Most entries any bounded layer ever held at one moment."""
-        return max(layer.peak for layer in self.bounded)
+        """Most entries a bounded layer ever held at one moment; the mean over layers, rounded up, where they have sizes of their own."""
+        peaks = [layer.peak for layer in self.bounded]
+        return -(-sum(peaks) // len(peaks)) if len({layer.size for layer in self.bounded}) > 1 else max(peaks)
 
     @property
     def entry_bytes(self) -> int:
@@ -74,8 +101,7 @@ class Pot(Cache):
     @property
     def bytes_per_token(self) -> int:
         """What one token's keys and values take in all layers of an ordinary cache."""
-        ready = [layer for layer in self.layers if layer.is_initialized]
-        return sum(x.shape[1] * x.shape[3] * x.element_size() for layer in ready for x in (layer.keys, layer.values))
+        return 0 if self.hidden is None else sum(layer.width for layer in self.layers) * self.hidden.element_size()
 
     def described(self, layer: PotLayer) -> tuple[Tensor, Tensor]:
         """Place in the text and NuC of all entries of a layer, [B, K, P] each. Fresh entries are the newest tokens, in order."""
@@ -88,6 +114,15 @@ class Pot(Cache):
             torch.cat((layer.novelty, novelty[:, None].expand(shape)), dim=-1),
         )
 
+    def follow(self, ids: Tensor, hidden: Tensor, novelty: Tensor) -> None:
+        """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's hidden state [B, 1, hidden]."""
+        self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
+        if self.size is not None:
+            self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
+        self.hidden = hidden
+        self.newest.copy_(torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :])
+        self.tokens_read += ids.shape[1]
+
     def copy(self) -> Pot:
         """An independent twin: what happens to one leaves the other as it is."""
         twin = copy.copy(self)
@@ -98,7 +133,7 @@ class Pot(Cache):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors by name and plain numbers, from which `restore` makes an equal pot."""
         tensors = {f"layers.{n}.{name}": x for n, layer in enumerate(self.layers) for name, x in layer.state().items()}
-        tensors |= {"novelty": self.novelty, "newest": self.newest, "hidden": self.hidden}
+        tensors |= {"novelty": self.novelty, "fresh": self.fresh, "newest": self.newest, "hidden": self.hidden}
         numbers = {
             "pinned": self.pinned,
             "tokens_read": self.tokens_read,
@@ -113,15 +148,15 @@ class Pot(Cache):
         for n, layer in enumerate(self.layers):
             prefix = f"layers.{n}."
             own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-            layer.restore(own, numbers["positions"][n], numbers["peaks"][n])
+            layer.restore(own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype)
         self.novelty, self.newest, self.hidden = tensors["novelty"], tensors["newest"], tensors["hidden"]
+        self.fresh = tensors["fresh"]
         self.pinned, self.tokens_read = numbers["pinned"], numbers["tokens_read"]
         self.distillations = numbers["distillations"]
 
     def mark(self) -> Mark:
-        return Mark(
-            tuple(layer.mark() for layer in self.layers), self.hidden, self.novelty, self.newest.clone(), self.tokens_read, self.distillations
-        )
+        layers = tuple(layer.mark() for layer in self.layers)
+        return Mark(layers, self.hidden, self.novelty, self.fresh, self.newest.clone(), self.tokens_read, self.distillations)
 
     def rollback(self, mark: Mark) -> None:
         """Forget every entry taken since the mark."""
@@ -129,7 +164,7 @@ class Pot(Cache):
             raise AssertionError("a pot cannot go back to before a distillation")
         for layer, state in zip(self.layers, mark.layers, strict=True):
             layer.rollback(state)
-        self.hidden, self.novelty, self.tokens_read = mark.hidden, mark.novelty, mark.tokens_read
+        self.hidden, self.novelty, self.fresh, self.tokens_read = mark.hidden, mark.novelty, mark.fresh, mark.tokens_read
         self.newest.copy_(mark.newest)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,6 +31,30 @@ def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
     if kind == "max":
         return F.max_pool1d(scores, kernel, stride=1, padding=kernel // 2)
     return F.avg_pool1d(scores, kernel, stride=1, padding=kernel // 2, count_include_pad=False)
+
+
+def persistent(scores: Tensor, past: Tensor, decay: float) -> Tensor:
+    """Scores [B, K, P] that a survivor never falls far below: the larger of its new one and `decay` times the one it survived with.
+
+    past: [B, K, S] of the S survivors, which stand first; the entries after them are new.
+    """
+    survivors = past.shape[-1]
+    return torch.cat((torch.maximum(scores[..., :survivors], decay * past), scores[..., survivors:]), dim=-1)
+
+
+def covering(mass: Tensor, share: float) -> int:
+    """Fewest entries that hold `share` of each row's mass [B, K, P] (>= 0), each row taking its own largest."""
+    held = mass.sort(dim=-1, descending=True).values.double().cumsum(dim=-1)
+    return int((held < share * held[..., -1:]).sum(dim=-1).max()) + 1
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole parts of `total` in proportion to the weights, by largest remainder; of equal remainders the earlier gets more."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    parts = [int(x) for x in exact]
+    for place in sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))[: total - sum(parts)]:
+        parts[place] += 1
+    return parts
 
 
 def best(scores: Tensor, count: int) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import files
+from infinipot.answering import answer
 from infinipot.catalyst import PRESETS
 from infinipot.decoding import Sampler, end_tokens
 from infinipot.host import Host
@@ -154,7 +155,7 @@ class Session:
         """Ids [1, |P|] of the prompt that is read at a distillation; None if the policy needs none. Refuses one that leaves no room."""
         if "catalyst" not in self._reader.needs:
             return None
-        kind = self.config.catalyst or ("general" if question is None else "question")
+        kind = self.config.catalyst or self._reader.policy.catalyst or ("general" if question is None else "question")
         if kind == "question" and question is None:
             raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
         if kind == "plain":
@@ -209,15 +210,14 @@ class Session:
         if not prompt and self.pot.hidden is None:
             raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
         catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
-        if keep or not self._reader.fits(head + len(prompt) + max_tokens):
+        if keep or self.config.prefill == "whole" or not self._reader.fits(head + len(prompt) + max_tokens):
             wanted = asked if aware or self.config.catalyst == "question" else None
             catalyst = self._catalyst_for(wanted, dialogue) if wanted or self._reader.usual is None else self._reader.usual
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
-        tokens = self._reader.answer(
-            prompt, max_tokens=max_tokens, pick=pick, stop_ids=stop_ids, keep=keep, catalyst=catalyst, seen=self._reader.progress
-        )
+        options = {"max_tokens": max_tokens, "pick": pick, "stop_ids": stop_ids, "keep": keep, "catalyst": catalyst}
+        tokens = answer(self._reader, prompt, seen=self._reader.progress, **options)
 
         def kept() -> Generator[int, None, None]:
             before = self.stats.tokens_read

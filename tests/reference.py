@@ -85,15 +85,13 @@ class Reference:
             self.hidden, _ = self.forward(token, self.tokens_read, novelty)
             self.tokens_read += 1
 
-    @torch.no_grad()
     def logits(self) -> Tensor:
         """[V], float32: the prediction made when the last token of the text was read."""
         return linear(self.model.lm_head, self.hidden)
 
     def forward(self, token: int, index: int, novelty: float) -> tuple[Tensor, list[list[Tensor]]]:
         """One token: appends an entry to every head; gives the last hidden state and [layer][query_head] attention."""
-        position = len(self.entries[0][0]) if self.context_reset else index
-        x, rows = self.model.model.embed_tokens.weight[token], []
+        x, rows, self.asked = self.model.model.embed_tokens.weight[token], [], []  # asked: [layer] -> queries [H, D], raw
         for layer, pots in zip(self.layers, self.entries, strict=True):
             attention = layer.self_attn
             y = rms_norm(layer.input_layernorm.weight, x, self.eps)
@@ -102,6 +100,8 @@ class Reference:
             if hasattr(attention, "q_norm"):  # Qwen3: per head, before RoPE
                 queries = torch.stack([rms_norm(attention.q_norm.weight, q, self.eps) for q in queries])
                 keys = torch.stack([rms_norm(attention.k_norm.weight, k, self.eps) for k in keys])
+            self.asked.append(queries)
+            position = len(pots[0]) if self.context_reset else index
             weights, mixed = [], []  # by query head
             for kv_head, pot in enumerate(pots):
                 pot.append(Entry(keys[kv_head], values[kv_head], novelty, index, position))
@@ -122,16 +122,16 @@ class Reference:
 
     def representativeness(self) -> list[list[list[float]]]:
         """Eq. 2: [layer][kv_head][slot], the attention each entry gets from the catalyst, which is then forgotten."""
-        n = len(self.entries[0][0])
-        sums = [[torch.zeros(n) for _ in range(self.heads)] for _ in self.layers]
+        held = [len(pots[0]) for pots in self.entries]
+        sums = [[torch.zeros(n) for _ in range(self.heads)] for n in held]
         for i, token in enumerate(self.catalyst):
             _, rows = self.forward(token, self.tokens_read + i, 0.0)
             # The catalyst's own columns are dropped; the rest is not renormalised
-            sums = [[s + row[:n] for s, row in zip(*pair, strict=True)] for pair in zip(sums, rows, strict=True)]
-        for pots in self.entries:
+            sums = [[s + row[:n] for s, row in zip(*pair, strict=True)] for n, *pair in zip(held, sums, rows, strict=True)]
+        for n, pots in zip(held, self.entries, strict=True):
             for pot in pots:
                 del pot[n:]
-        grouped = [torch.stack(per_head).view(self.kv_heads, -1, n) for per_head in sums]
+        grouped = [torch.stack(per_head).view(self.kv_heads, -1, n) for n, per_head in zip(held, sums, strict=True)]
         return [{"mean": g.mean(1), "max": g.amax(1), "sum": g.sum(1)}[self.gqa].tolist() for g in grouped]
 
     @torch.no_grad()

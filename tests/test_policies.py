@@ -28,7 +28,8 @@ def observation(entries: int = 40, **options) -> Observation:
     novelty, scores = torch.rand(1, 2, entries, generator=random), torch.rand(1, 2, entries, generator=random)
     index = torch.arange(entries).expand(1, 2, -1)
     options = {"share": 0.5, "sinks": 2, "recent": 3, "pool": 0, "pool_kind": "avg", **options}
-    return Observation(keys=keys, values=keys, rotated=keys.flip(-1), index=index, novelty=novelty, catalyst=scores, **options)
+    attention = dict.fromkeys(("catalyst", "received", "newest", "replay"), scores)
+    return Observation(keys=keys, values=keys, rotated=keys.flip(-1), index=index, novelty=novelty, **attention, **options)
 
 
 @pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.reads == "pot"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_module
 from pathlib import Path
 from typing import Annotated, Optional
@@ -125,12 +126,15 @@ def info(
     from infinipot import PotConfig
 
     config, numbers = PotConfig(**about["config"]), about["pot"]
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    usual = {field.name: field.default for field in dataclasses.fields(config)}
+    told = {"pot_size", "distill_to", "policy", "novelty", "catalyst", "chunk_tokens"}
+    rest = [f"{name} {value}" for name, value in given.items() if name not in told and value != usual[name]]
     rows = {
         "file": f"{pot}, {about['file_bytes'] / 1e6:,.1f} MB, format {about['version']}",
         "model": f"{about['model']['name'] or '(no name)'}, {about['model']['class']}",
         "policy": f"{config.policy}, novelty {config.novelty:g}, catalyst {config.catalyst or 'question, else general'}",
-        "pot": f"size {config.pot_size:,}, distil to {config.survivors:,}, sinks {config.kept_sinks}, recent {config.recent}, "
-        f"pool {config.pool}, gqa {config.gqa}" + ("" if config.context_reset else ", no context reset"),
+        "pot": ", ".join([f"size {config.pot_size:,}, distil to {config.own('distill_to')}", *rest]),
         "entries": f"{about['entries']:,} ({numbers['pinned']:,} pinned)",
         "read": f"{numbers['tokens_read']:,} tokens, {numbers['distillations']:,} distillations",
         "template": ("chat" if about["templated"] else "none") + (f", system prompt {about['system']!r}" if about["system"] else ""),

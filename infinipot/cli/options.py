@@ -38,11 +38,20 @@ def number(text: Any) -> float:
         raise typer.BadParameter(f"{text!r} is not a number") from None
 
 
+def whole_or_auto(text: Any) -> int | str:
+    return "auto" if text == "auto" else whole(text)
+
+
+def weights(text: Any) -> Any:
+    """`uniform`, `pyramid`, or numbers with commas between."""
+    return tuple(number(part) for part in text.split(",")) if "," in str(text) else text
+
+
 PARSERS = {int: whole, float: number}
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 
-def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, **more: Any) -> inspect.Parameter:
+def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, parser: Any = None, **more: Any) -> inspect.Parameter:
     """One option. Its value is None if neither flag nor environment nor config file gives it."""
     if name in DEFAULTS and kind is not bool:
         help += f" [default: {DEFAULTS[name]}]"
@@ -52,9 +61,8 @@ def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, **mor
         envvar=f"INFINIPOT_{name.upper()}" if env else None,
         show_envvar=False,
         show_default=False,
-        parser=PARSERS.get(kind),
-        metavar=None if kind is bool else METAVARS[kind],
-        **more,
+        parser=parser or PARSERS.get(kind),
+        **{"metavar": None if kind is bool else METAVARS[kind], **more},
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Optional[kind], info])  # noqa: UP045
 
@@ -92,18 +100,30 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
 
 POT = (
     option("pot_size", int, "Most entries (tokens) the pot ever holds."),
-    option("distill_to", int, "Entries that survive a distillation. [default: half the pot]"),
+    option("distill_to", int, "Entries that survive a distillation; auto: as few as hold --coverage of what the catalyst attends to. "
+           "[default: half the pot]", parser=whole_or_auto, metavar="N|auto"),
+    option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
     option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
     option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
-    option("catalyst", str, "question, general, general-1, general-2, unrelated, plain, or a prompt of your own. "
-           "[default: the question if there is one, else general]"),
+    option("catalyst", str, "question, general, general-1, general-2, unrelated, repeat, plain, or a prompt of your own. "
+           "[default: the policy's, else the question if there is one, else general]"),
     option("context_reset", bool, "Positions start again at 0 after a distillation (default), or grow for ever.",
            "--context-reset/--no-context-reset"),
     option("sinks", int, "First entries that always stay. [default: the policy's]"),
-    option("recent", int, "Newest entries that always stay."),
-    option("pool", int, "Smooth scores over this many neighbours, an odd number; 0 does not."),
-    option("pool_kind", str, "avg or max."),
+    option("recent", int, "Newest entries that always stay. [default: the policy's]"),
+    option("window", int, "How many newest tokens' attention counts (snapkv, tova). [default: the policy's]"),
+    option("pool", int, "Smooth scores over this many neighbours, an odd number; 0 does not. [default: the policy's]"),
+    option("pool_kind", str, "avg or max. [default: the policy's]"),
     option("gqa", str, "How query heads that share a KV head vote: mean, max or sum."),
+    option("shared_heads", bool, "All heads of a layer keep the same entries, or each its own. [default: the policy's]",
+           "--shared-heads/--own-heads"),
+    option("persist", float, "How much of the score with which it survived an entry keeps, 0 to 1. [default: the policy's]"),
+    option("layer_budget", str, "How survivors are shared out over layers: uniform, pyramid, or a weight for each, with commas.",
+           parser=weights),
+    option("pot_dtype", str, "Store entries in int8 or fp8. [default: in the model's own type]"),
+    option("prefill", str, "bounded; whole: read all without a bound and distil once, as other methods do (for comparison)."),
+    option("group", int, "Policy self_extend: how many distant entries share a position."),
+    option("neighbours", int, "Policy self_extend: how many newest entries have positions of their own."),
     option("chunk_tokens", int, "Most tokens read in one forward pass."),
     option("system", str, "A system prompt; it is never distilled."),
     option("raw", bool, "Read and answer without the chat template.", "--raw"),

@@ -64,8 +64,7 @@ def saved_config(pot: Path, given: Given) -> PotConfig:
     header = describe(pot)
     saved = PotConfig(**header["config"])
     wanted = dataclasses.replace(saved, **given.of(PotConfig))
-    filled = {"distill_to": "survivors", "sinks": "kept_sinks"}
-    pairs = {n: (getattr(saved, filled.get(n, n)), getattr(wanted, filled.get(n, n))) for n in given.of(PotConfig) if n != "chunk_tokens"}
+    pairs = {name: (saved.own(name), wanted.own(name)) for name in given.of(PotConfig) if name != "chunk_tokens"}
     for name, here in (("system", header["system"]), ("raw", not header["templated"])):
         if given[name] is not None:
             pairs[name] = (here, given[name])

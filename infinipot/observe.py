@@ -1,0 +1,109 @@
+"""What a policy gets to see of a full pot, and the readings it takes to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from infinipot.catalyst import Scoring, causal_softmax, representativeness
+from infinipot.host import Host
+from infinipot.options import PotConfig
+from infinipot.policies import POLICIES, Observation
+from infinipot.pot import Pot
+from infinipot.selection import reduce_groups
+
+
+def replay_tokens(config: PotConfig) -> int:
+    """How many tokens are read again at a time behind the catalyst by a policy that needs it: at most 64, and an eighth of what is free."""
+    return min(64, max(1, (config.pot_size - config.survivors) // 8)) if "replay" in POLICIES[config.policy]().needs(config.novelty) else 0
+
+
+def reserve(config: PotConfig, catalyst: Tensor | None) -> int:
+    """Entries that a distillation needs for its own reading."""
+    return 0 if catalyst is None else catalyst.shape[1] + replay_tokens(config)
+
+
+def observe(host: Host, pot: Pot, ids: Tensor, look: Callable[[Tensor, Tensor, Scoring], Tensor]) -> dict[int, Tensor]:
+    """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` made of their queries and all keys."""
+    seen: dict[int, Tensor] = {}
+
+    def watch(number: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
+        seen[number] = look(query, key, scoring)
+
+    before = pot.mark()
+    try:
+        host.read(ids, [pot], watch)
+    finally:
+        pot.rollback(before)
+    return seen
+
+
+def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
+    """What each entry receives from the catalyst [B, |P|], by layer [B, K, P]."""
+
+    def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        return reduce_groups(representativeness(causal_softmax(query, key, scoring)), key.shape[1], config.gqa)
+
+    return observe(host, pot, catalyst, look)
+
+
+def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
+    """The most each entry receives from any row while the fresh text is read again behind the catalyst, by layer [B, K, P]."""
+
+    def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        entries = key.shape[2] - query.shape[2]
+        return reduce_groups(causal_softmax(query, key, scoring)[..., :entries].amax(dim=-2), key.shape[1], "max")
+
+    most: dict[int, Tensor] = {}
+    for piece in pot.fresh.split(replay_tokens(config), dim=1):
+        for number, found in observe(host, pot, torch.cat((catalyst, piece), dim=1), look).items():
+            most[number] = torch.maximum(most[number], found) if number in most else found
+    return most
+
+
+def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int) -> tuple[Tensor, int]:
+    """What each entry of a layer [B, K, P] receives from the newest tokens together, and how many those are.
+
+    No more than stand in the last slots in all heads: those read since the last distillation, and the recent ones that it kept.
+    """
+    layer = pot.layers[number]
+    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.kept_recent))
+    query = layer.rotate_queries(layer.witness.queries[:, :, -count:])
+    attention = causal_softmax(query, layer.read_keys(0, layer.length), host.scorings[number]).sum(dim=-2)
+    return reduce_groups(attention, layer.index.shape[1], config.gqa), count
+
+
+def observe_layer(
+    host: Host, pot: Pot, config: PotConfig, number: int, prompted: dict[str, dict[int, Tensor]]
+) -> tuple[Observation, Tensor, Tensor]:
+    """What the policy sees of a layer; place and NuC of all its entries. prompted: what was seen of the catalyst or the replay, by name."""
+    layer, needs = pot.layers[number], POLICIES[config.policy]().needs(config.novelty)
+    free = slice(pot.pinned, layer.length)
+    index, novelty = pot.described(layer)
+    attention = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
+    window = 0
+    if "received" in needs:
+        attention["received"] = reduce_groups(layer.witness.received, layer.index.shape[1], config.gqa)[..., free]
+    if "newest" in needs:
+        newest, window = observe_newest(host, pot, config, number)
+        attention["newest"] = newest[..., free]
+    seen = Observation(
+        keys=layer.slots[0].read(pot.pinned, layer.length),
+        values=layer.read_values(pot.pinned, layer.length),
+        rotated=layer.read_keys(0, layer.length)[:, :, free],
+        index=index[..., free],
+        novelty=novelty[..., free] if "novelty" in needs else None,
+        past=None if layer.past is None else layer.past[..., pot.pinned :],
+        share=config.novelty,
+        sinks=config.kept_sinks,
+        recent=config.kept_recent,
+        window=window,
+        pool=config.own("pool"),
+        pool_kind=config.own("pool_kind"),
+        shared_heads=config.own("shared_heads"),
+        persist=config.own("persist"),
+        **attention,
+    )
+    return seen, index, novelty

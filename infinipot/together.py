@@ -1,0 +1,49 @@
+"""Several pots as one cache: each row of a batch attends to its own entries, and all else of a forward pass is shared.
+
+Nothing is padded: rows may differ in length, and a row's result is that of the row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from infinipot.compat import Cache, CacheLayerMixin
+
+
+class Rows(CacheLayerMixin):
+    """The same layer of several pots. `seen` holds, row by row, what attention reads: rotated keys and values."""
+
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self.layers, self.is_initialized = layers, True
+        self.is_sliding = layers[0].is_sliding
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for `seen`, which attention takes instead."""
+        rows = zip(self.layers, key_states.split(1), value_states.split(1), strict=True)
+        self.seen = [layer.update(key, value) for layer, key, value in rows]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return max(layer.get_seq_length() for layer in self.layers)
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Together(Cache):
+    """What a model is given as its cache while it reads a row into each of several pots."""
+
+    def __init__(self, pots: Sequence[Any]) -> None:
+        super().__init__(layers=[Rows(layers) for layers in zip(*(pot.layers for pot in pots), strict=True)])

@@ -1,0 +1,95 @@
+"""Rows of a batch: each with its own pot, its own distillations, the same answer as alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import CATALYST, greedy, random_ids
+from tiny import make_tiny
+
+import infinipot
+from infinipot import PotConfig, Session
+from infinipot.answering import Turn, together
+from infinipot.host import Host
+
+LENGTHS = (150, 23, 71, 40)
+NEW = 30
+
+
+def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    width = max(map(len, prompts))
+    rows = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask)}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("policy", ["infinipot", "streaming", "h2o", "tova", "snapkv", "kvzip", "sirllm", "keydiff", "full", "self_extend"])
+def test_rows_answer_as_alone(family: str, policy: str) -> None:
+    model = make_tiny(family)
+    config = PotConfig(pot_size=64, distill_to=24, policy=policy, window=6, group=4, neighbours=16)
+    prompts = [random_ids(length, seed=length) for length in LENGTHS]
+    options = {"custom_generate": infinipot.generate, "pot": config, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    batch = model.generate(**padded(prompts), **options)
+    assert batch.shape == (4, max(LENGTHS) + NEW)
+    for row, prompt in zip(batch, prompts, strict=True):
+        alone = model.generate(torch.tensor([prompt]), **options)[0]
+        assert row[-NEW:].tolist() == alone[-NEW:].tolist()
+
+
+def test_rows_that_end_early_are_padded_and_disturb_nobody() -> None:
+    model = make_tiny("llama")
+    prompts = [random_ids(length, seed=length) for length in LENGTHS]
+    options = {"custom_generate": infinipot.generate, "pot": PotConfig(pot_size=64, distill_to=24), "max_new_tokens": NEW, "pad_token_id": 0}
+    free = model.generate(**padded(prompts), do_sample=False, **options)[:, -NEW:]
+    end = int(free[1, 9])
+    batch = model.generate(**padded(prompts), do_sample=False, eos_token_id=end, **options)[:, -NEW:]
+    for row, unended in zip(batch.tolist(), free.tolist(), strict=True):
+        stop = unended.index(end) + 1 if end in unended else len(row)
+        assert row[:stop] == unended[:stop]
+        assert set(row[stop:]) <= {0}
+
+
+def test_stock_when_all_fits() -> None:
+    model = make_tiny("qwen2")
+    prompts = [random_ids(length, seed=length) for length in (20, 31, 9)]
+    options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    stock = model.generate(**padded(prompts), **options)
+    ours = model.generate(**padded(prompts), **options, custom_generate=infinipot.generate, pot=PotConfig(pot_size=64))
+    assert torch.equal(stock, ours)
+
+
+def test_sessions_answer_together() -> None:
+    """Turns of several sessions, of different lengths, some kept, each distilling when its own pot is full."""
+    model = make_tiny("llama")
+    host = Host(model)
+    alone, sessions = [], []
+    for number, length in enumerate(LENGTHS):
+        for group in (alone, sessions):
+            session = Session(host, None, PotConfig(pot_size=64, distill_to=24))
+            session.append(random_ids(length, seed=length), question=CATALYST)
+            group.append(session)
+        options = {"max_tokens": 20 + number, "pick": greedy, "keep": number % 2 == 0, "stop_ids": set()}
+        alone[-1].said = list(alone[-1].stream_ids(random_ids(4), aware=False, **options))
+    turns = [
+        Turn(
+            session._reader,
+            random_ids(4),
+            max_tokens=20 + number,
+            pick=greedy,
+            stop_ids=set(),
+            keep=number % 2 == 0,
+            catalyst=session._reader.usual,
+        )
+        for number, session in enumerate(sessions)
+    ]
+    said: dict[int, list[int]] = {number: [] for number in range(len(turns))}
+    for step in together(turns):
+        for number, token in step:
+            said[number].append(token)
+    for number, session in enumerate(sessions):
+        assert said[number] == alone[number].said
+        assert not session._reader.busy
+        assert session.stats.peak_entries <= 64
+        assert session.stats.tokens_read == alone[number].stats.tokens_read
+        torch.testing.assert_close(session.logits, alone[number].logits, rtol=1e-4, atol=1e-4)

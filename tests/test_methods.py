@@ -1,0 +1,183 @@
+"""Every policy, and every option that policies share, keeps the same entries and predicts the same as plain loops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from naive_methods import Methods
+from reference import rope
+from tiny import make_tiny
+
+from infinipot import PotConfig, Session
+from infinipot.answering import Turn
+from infinipot.catalyst import Scoring
+from infinipot.grouped import grouped_attention
+from infinipot.observe import replay_tokens
+from infinipot.policies import POLICIES
+from infinipot.positions import Rotation
+
+SIZES = {"pot_size": 48, "distill_to": 20}
+TEXT = 190
+CASES = {
+    "streaming": {"policy": "streaming"},
+    "streaming, a token at a time": {"policy": "streaming", "distill_to": 47},
+    "h2o": {"policy": "h2o"},
+    "h2o, a token at a time": {"policy": "h2o", "distill_to": 47},
+    "h2o, group max": {"policy": "h2o", "gqa": "max", "sinks": 2},
+    "tova": {"policy": "tova"},
+    "tova, a token at a time": {"policy": "tova", "distill_to": 47},
+    "tova, own heads": {"policy": "tova", "shared_heads": False, "window": 3},
+    "snapkv": {"policy": "snapkv", "window": 6},
+    "snapkv, few fresh tokens": {"policy": "snapkv", "window": 8, "recent": 10, "distill_to": 45},
+    "snapkv, average": {"policy": "snapkv", "window": 4, "pool": 3, "pool_kind": "avg", "recent": 4},
+    "kvzip": {"policy": "kvzip", "catalyst": "question"},
+    "kvzip, group sum": {"policy": "kvzip", "catalyst": "question", "gqa": "sum", "persist": 0.5},
+    "shared heads": {"novelty": 0.5, "shared_heads": True},
+    "largest score ever": {"novelty": 0.0, "persist": 1.0, "pool": 3},
+    "past scores fade": {"novelty": 0.5, "persist": 0.7},
+    "pyramid": {"novelty": 0.5, "layer_budget": "pyramid"},
+    "layers by weight": {"policy": "h2o", "layer_budget": (3.0, 2.0, 1.0), "recent": 2},
+    "auto": {"novelty": 0.0, "distill_to": "auto", "coverage": 0.8},
+    "auto, with novelty": {"novelty": 0.5, "distill_to": "auto", "coverage": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_equal_to_plain_loops(name: str, chunk: int) -> None:
+    config = PotConfig(**{**SIZES, "chunk_tokens": chunk, **CASES[name]})
+    model, policy = make_tiny("llama", layers=3), POLICIES[config.policy]()
+    catalyst = CATALYST if "catalyst" in policy.needs(config.novelty) else []
+    naive = Methods(
+        model,
+        policy=config.policy,
+        window=config.own("window"),
+        shared=config.own("shared_heads"),
+        persist=config.own("persist"),
+        replay=replay_tokens(config),
+        budgets=config.budgets(3),
+        coverage=config.coverage if config.distill_to == "auto" else None,
+        least=config.least_survivors,
+        pot_size=config.pot_size,
+        distill_to=config.survivors,
+        novelty=policy.share(config.novelty),
+        catalyst=catalyst,
+        sinks=config.kept_sinks,
+        recent=config.kept_recent,
+        pool=config.own("pool"),
+        pool_kind=config.own("pool_kind"),
+        gqa=config.gqa,
+    )
+    ids = random_ids(TEXT)
+    naive.read(ids)
+    session = Session(model, None, config)
+    session.append(ids, question=CATALYST)
+    assert session.stats.distillations == naive.distillations >= 4
+    assert kept(session) == [[[entry.index for entry in pot] for pot in pots] for pots in naive.entries]
+    assert_close("logits", session.logits[0], naive.logits())
+    assert session.stats.peak_entries <= config.pot_size
+
+
+def test_layers_share_out_the_same_memory() -> None:
+    model = make_tiny("llama", layers=4)
+    for budget in ("pyramid", (5.0, 1.0, 1.0, 1.0)):
+        session = Session(model, None, PotConfig(pot_size=64, distill_to=24, layer_budget=budget))
+        session.append(random_ids(300), question=CATALYST)
+        assert sum(layer.keys.shape[2] for layer in session.pot.layers) == 4 * 64
+        assert session.stats.peak_entries == 64
+        assert len({layer.length for layer in session.pot.layers}) > 1
+
+
+def test_auto_keeps_no_more_than_it_needs() -> None:
+    model = make_tiny("llama", layers=3)
+    kept = {}
+    for coverage in (0.2, 0.6, 1.0):
+        session = Session(model, None, PotConfig(pot_size=64, distill_to="auto", novelty=0.0, coverage=coverage))
+        session.append(random_ids(400), question=CATALYST)
+        kept[coverage] = (session.stats.distillations, [layer.index.shape[-1] for layer in session.pot.layers])
+        assert all(8 <= count <= 32 for count in kept[coverage][1])
+    assert kept[0.2][0] < kept[0.6][0] < kept[1.0][0], "fewer entries kept, fewer distillations"
+    assert len(set(kept[0.6][1])) > 1, "layers differ"
+
+
+@pytest.mark.parametrize("policy", ["snapkv", "h2o", "tova"])
+def test_whole_prefill_as_published(policy: str) -> None:
+    """All is read without a bound; then one choice by the attention that the stock model computes over text and question."""
+    model, ids, question = make_tiny("qwen2"), random_ids(90), random_ids(8, seed=2)
+    config = PotConfig(pot_size=48, distill_to=30, policy=policy, prefill="whole", window=None if policy == "tova" else 6, gqa="sum")
+    model.set_attn_implementation("eager")
+    session = Session(model, None, config)
+    session.append(ids)
+    turn = Turn(session._reader, question, max_tokens=5, pick=greedy, stop_ids=set())
+    turn.begin()
+    whole = model(torch.tensor([ids + question]), output_attentions=True)
+    for layer, attention in zip(turn.pot.bounded, whole.attentions, strict=True):
+        rows = {"snapkv": attention[0, :, -6:], "tova": attention[0, :, -1:], "h2o": attention[0]}[policy]
+        scores = rows.sum(dim=1).unflatten(0, (2, -1)).sum(dim=1)  # over rows, then over the query heads of a KV head
+        if policy == "tova":
+            scores = scores.mean(dim=0, keepdim=True).expand_as(scores)
+        last = {"snapkv": 6, "h2o": 15, "tova": 0}[policy]
+        scores = scores[:, : 98 - last]
+        if policy == "snapkv":
+            scores = F.max_pool1d(scores[None], 7, stride=1, padding=3)[0]
+        chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : 30 - last]
+        expected = [sorted([*head.tolist(), *range(98 - last, 98)]) for head in chosen]
+        assert turn.pot.described(layer)[0][0].tolist() == expected
+    assert turn.pot.hidden is not None
+    assert_close("the question saw everything", session.host.head(turn.pot.hidden)[0], whole.logits[0, -1:])
+    turn.end()
+    assert session.stats.entries == 90, "the session itself goes on with everything"
+    assert len(list(session.stream_ids(question, max_tokens=5, pick=greedy, stop_ids=set()))) == 5
+
+
+def test_whole_prefill_with_a_catalyst() -> None:
+    session = Session(make_tiny("llama"), None, PotConfig(pot_size=48, distill_to=30, prefill="whole"))
+    session.append(random_ids(90), question=CATALYST)
+    turn = Turn(session._reader, CATALYST, max_tokens=5, pick=greedy, stop_ids=set(), catalyst=torch.tensor([CATALYST]))
+    turn.begin()
+    assert turn.pot.length == 30 + len(CATALYST)
+    turn.end()
+    with pytest.raises(ValueError, match="prefill='whole'"):
+        list(session.stream_ids(CATALYST, max_tokens=5, pick=greedy, keep=True))
+    assert session.stats.distillations == 0
+
+
+@pytest.mark.parametrize(("group", "window"), [(2, 4), (3, 5), (8, 1), (1, 7)])
+def test_grouped_positions_by_the_formula(group: int, window: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 20, 8, generator=random) for heads in (4, 2, 2))
+    frequencies = 1 / 100 ** (torch.arange(4) / 4)
+    rotation = Rotation("half", lambda p: (torch.cos(p[:, None] * frequencies), torch.sin(p[:, None] * frequencies)))
+    got = grouped_attention(query[:, :, 6:], key, value, rotation, (group, window), Scoring(8**-0.5))
+    for row in range(14):
+        here = row + 6
+        for head in range(4):
+            scores = []
+            for there in range(here + 1):
+                near = here - there < window
+                places = (here, there) if near else (here // group + window - window // group, there // group)
+                q, k = (
+                    rope(x[None], torch.tensor([p]), 100.0)[0]
+                    for x, p in zip((query[0, head, here], key[0, head // 2, there]), places, strict=True)
+                )
+                scores.append(float(q @ k) / 8**0.5)
+            expected = torch.tensor(scores).softmax(dim=0) @ value[0, head // 2, : here + 1]
+            assert_close(f"row {row}", got[0, row, head], expected)
+
+
+def test_self_extend_reads_everything() -> None:
+    model, ids = make_tiny("llama"), random_ids(200)
+    near = Session(model, None, PotConfig(policy="self_extend", neighbours=200, chunk_tokens=30))
+    near.append(ids)
+    assert_close("stock where all are neighbours", near.logits, model(torch.tensor([ids])).logits[:, -1])
+    logits = []
+    for chunk in (200, 30, 1):
+        session = Session(model, None, PotConfig(policy="self_extend", neighbours=16, group=4, chunk_tokens=chunk))
+        session.append(ids)
+        logits.append(session.logits)
+        assert session.stats.entries == 200
+    assert_close("chunks", logits[1], logits[0])
+    assert_close("chunks", logits[2], logits[0])
+    assert not torch.allclose(logits[0], near.logits)
