@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
 
 from infinipot import compat
@@ -98,16 +99,24 @@ def identity(output: Any) -> Any:
     return (torch.ones_like(cos), torch.zeros_like(sin), *rest)
 
 
-def visible(rows: int, entries: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+def visible(rows: int, entries: int, window: int | None, device: torch.device, dtype: torch.dtype, plain: bool = False) -> Tensor | None:
     """What is added to the scores of the last `rows` of the entries so that they see none but those before, [rows, entries].
 
-    None where nothing is hidden (one row), or where sdpa's flag says it (the rows are all there is).
+    None where nothing is hidden (one row), or where sdpa's flag says it (the rows are all there is). plain: for sdpa; on a GPU in half
+    precision it is then only described, so that the flash kernel is used, which needs no mask.
     """
     if window is None and (rows == 1 or rows == entries):
         return None
+    if plain and window is None and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+        return causal_lower_right(rows, entries)
     seen = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
     seen = seen if window is None else seen.triu(entries - rows - window + 1)
     return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~seen, -torch.inf)
+
+
+def plain(options: dict[str, Any]) -> bool:
+    """Whether sdpa can express the layer: no capped scores, no sinks."""
+    return options.get("softcap") is None and options.get("s_aux") is None
 
 
 def attention(
@@ -118,7 +127,9 @@ def attention(
     mask: from `visible`. sdpa wherever it can express the model; the model's own eager function where scores are capped or sinks take a share.
     """
     rows, entries = query.shape[-2], key.shape[-2]
-    if options.get("softcap") is None and options.get("s_aux") is None:
+    if plain(options):
+        if type(mask) is Tensor and query.is_cuda and query.shape[1] != key.shape[1]:  # no kernel for both: the slow one would take over
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=scaling, is_causal=mask is None and rows > 1, enable_gqa=query.shape[1] != key.shape[1]
         )

@@ -10,23 +10,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infinipot.host import Host
+from infinipot.host import Host, Observer
 from infinipot.layers import PotLayer
-from infinipot.observe import observe_catalyst, observe_layer, observe_replay, reserve
+from infinipot.observe import catalyst_look, observe, observe_layer, observe_replay, reserve, watching
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
 from infinipot.selection import covering
 
 
-def take(host: Host, pots: Sequence[Pot], ids: Tensor, score_novelty: Sequence[bool]) -> None:
+def take(
+    host: Host, pots: Sequence[Pot], ids: Tensor, score_novelty: Sequence[bool], rider: Tensor | None = None, watch: Observer | None = None
+) -> None:
     """Read ids [B, T], a row into each pot, which must have room for them, and note their novelty where it is wanted.
 
     The first token is predicted by the last hidden state of the chunk before; the very first of a text by nothing: novelty 0.
+    rider: ids [1, |P|] read behind those of a single pot, watched, and forgotten: the catalyst, without a forward pass of its own.
     """
     before = [pot.mark() for pot in pots]
     try:
-        hidden = host.read(ids, pots)
+        hidden = host.read(ids if rider is None else torch.cat((ids, rider), dim=1), pots, watch)[:, : ids.shape[1]]
+        if rider is not None:
+            pots[0].drop(rider.shape[1])
         losses = [novelty_of(host, *row) for row in zip(pots, ids.split(1), hidden.split(1), score_novelty, strict=True)]
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
@@ -56,10 +61,11 @@ def budget(config: PotConfig, seen: Observation, most: int) -> int:
 
 
 @torch.no_grad()
-def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) -> None:
+def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> None:
     """One distillation: observe, select, compact. Afterwards every bounded layer holds the pinned entries and `config.budgets` more.
 
-    catalyst: token ids [B, |P|], for which the pot must have room; None for policies that need none.
+    catalyst: token ids [B, |P|], for which the pot must have room; None for policies that need none. ridden: what each entry received from it,
+    by layer, if it rode behind the last chunk.
     """
     numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
     most = dict(zip(numbers, config.budgets(len(numbers)), strict=True))
@@ -75,7 +81,7 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) ->
         if "replay" in needs:
             prompted["replay"] = observe_replay(host, pot, config, catalyst)
         else:
-            prompted["catalyst"] = observe_catalyst(host, pot, config, catalyst)
+            prompted["catalyst"] = ridden or observe(host, pot, catalyst, catalyst_look(config, catalyst.shape[1]))
     chosen = []
     for number in numbers:
         seen, index, novelty = observe_layer(host, pot, config, number, prompted)
@@ -91,13 +97,21 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) ->
     pot.distill_s += time.perf_counter() - started
 
 
-def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None) -> int:
+def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> int:
     """Distil if the next token would leave the catalyst no room. Returns how many tokens there is then room for."""
     room = pot.room - reserve(config, catalyst)
     if room <= 0:
-        distill(host, pot, config, catalyst)
+        distill(host, pot, config, catalyst, ridden)
         room = pot.room - reserve(config, catalyst)
     return int(min(room, config.chunk_tokens))
+
+
+def rides(pot: Pot, config: PotConfig, catalyst: Tensor | None) -> bool:
+    """Whether the catalyst can be read behind a chunk and forgotten without a trace: not where the chunk is part of it (`plain`), where
+    attention is remembered, or where windows let entries go."""
+    needs = POLICIES[config.policy]().needs(config.novelty)
+    alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
+    return alone and catalyst is not pot.newest and len(pot.bounded) == len(pot.layers)
 
 
 def read(
@@ -111,12 +125,20 @@ def read(
 ) -> None:
     """Read ids [B, T] of any length, distilling whenever the pot is full.
 
-    A distillation happens only when there is something more to read: a text that fits is never distilled. progress: called after every
-    chunk, at a moment when the pot is whole; what it raises ends the reading there.
+    A distillation happens only when there is something more to read: a text that fits is never distilled. So where a chunk fills the pot
+    and is not the last, the catalyst rides behind it. progress: called after every chunk, at a moment when the pot is whole; what it raises
+    ends the reading there.
     """
+    ridden: dict[int, Tensor] | None = None
+    riding = rides(pot, config, catalyst)
     while ids.shape[1]:
-        count = make_room(host, pot, config, catalyst)
-        take(host, [pot], ids[:, :count], [score_novelty])
+        count = make_room(host, pot, config, catalyst, ridden)
+        ridden = None
+        if riding and catalyst is not None and count == pot.room - catalyst.shape[1] and count < ids.shape[1]:
+            ridden = {}
+            take(host, [pot], ids[:, :count], [score_novelty], catalyst, watching(ridden, catalyst_look(config, catalyst.shape[1])))
+        else:
+            take(host, [pot], ids[:, :count], [score_novelty])
         ids = ids[:, count:]
         if progress is not None:
             progress()

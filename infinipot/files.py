@@ -25,12 +25,20 @@ class PotFileError(ValueError):
     """A pot file that cannot be used, and why."""
 
 
+def _plain(weight: Tensor) -> Tensor:
+    """A weight as an ordinary tensor, also where it is stored in few bits, or in parts on several devices."""
+    weight = weight.detach()
+    if type(weight) is Tensor:
+        return weight
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.dequantize()
+
+
 def model_identity(model: PreTrainedModel) -> dict[str, str]:
     """What a pot must share with the model that reads on: class and config, and a sample of the weights."""
     config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters())[:: max(1, len(list(model.parameters())) // 8)]:
-        sample = weight.detach().flatten()[:256].to(device="cpu", dtype=torch.bfloat16)  # the same for float32 and bfloat16 copies
+        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)  # the same for float32 and bfloat16 copies
         digest.update(name.encode() + sample.view(torch.int16).numpy().tobytes())
     return {
         "class": type(model).__name__,

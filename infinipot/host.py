@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat
-from infinipot.attention import Worker, at_work, attention, identity, visible
+from infinipot.attention import Worker, at_work, attention, identity, plain, visible
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
 from infinipot.novelty import BLOCK, novelty
@@ -30,7 +30,7 @@ class _Reading:
 
     def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
         self.pot, self.observe, self.scorings = pot, observe, scorings
-        self.masks: dict[tuple[int, int, int | None, torch.device], Tensor | None] = {}
+        self.masks: dict[tuple[Any, ...], Tensor | None] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
         number: int = module.layer_idx  # type: ignore[assignment]
@@ -44,9 +44,9 @@ class _Reading:
                 self.observe(number, query, key, scoring)
             if self.pot.grouping is not None:
                 return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
-        shape = (query.shape[-2], key.shape[-2], layer.window, query.device)
+        shape = (query.shape[-2], key.shape[-2], layer.window, query.device, query.dtype, plain(options))
         if shape not in self.masks:
-            self.masks[shape] = visible(*shape, query.dtype)
+            self.masks[shape] = visible(*shape)
         return attention(module, query, key, value, scaling, self.masks[shape], options)
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from infinipot.catalyst import Scoring, causal_softmax, representativeness
-from infinipot.host import Host
+from infinipot.host import Host, Observer
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
@@ -25,28 +25,38 @@ def reserve(config: PotConfig, catalyst: Tensor | None) -> int:
     return 0 if catalyst is None else catalyst.shape[1] + replay_tokens(config)
 
 
-def observe(host: Host, pot: Pot, ids: Tensor, look: Callable[[Tensor, Tensor, Scoring], Tensor]) -> dict[int, Tensor]:
-    """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` made of their queries and all keys."""
-    seen: dict[int, Tensor] = {}
+Look = Callable[[Tensor, Tensor, Scoring], Tensor]
+"""What is made of a layer's queries [B, H, T, D], all its keys [B, K, P, D] and its scoring."""
+
+
+def watching(seen: dict[int, Tensor], look: Look) -> Observer:
+    """An observer that notes in `seen`, by layer, what `look` makes of it."""
 
     def watch(number: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
         seen[number] = look(query, key, scoring)
 
+    return watch
+
+
+def observe(host: Host, pot: Pot, ids: Tensor, look: Look) -> dict[int, Tensor]:
+    """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` saw."""
+    seen: dict[int, Tensor] = {}
     before = pot.mark()
     try:
-        host.read(ids, [pot], watch)
+        host.read(ids, [pot], watching(seen, look))
     finally:
         pot.rollback(before)
     return seen
 
 
-def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
-    """What each entry receives from the catalyst [B, |P|], by layer [B, K, P]."""
+def catalyst_look(config: PotConfig, rows: int) -> Look:
+    """What each entry receives from the catalyst, the last `rows` of those read: [B, K, P]."""
 
     def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
-        return reduce_groups(representativeness(causal_softmax(query, key, scoring)), key.shape[1], config.gqa)
+        attention = causal_softmax(query[:, :, -rows:], key, scoring)
+        return reduce_groups(representativeness(attention), key.shape[1], config.gqa)
 
-    return observe(host, pot, catalyst, look)
+    return look
 
 
 def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:

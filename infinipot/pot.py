@@ -167,6 +167,11 @@ class Pot(Cache):
         self.hidden, self.novelty, self.fresh, self.tokens_read = mark.hidden, mark.novelty, mark.fresh, mark.tokens_read
         self.newest.copy_(mark.newest)
 
+    def drop(self, count: int) -> None:
+        """Forget the newest `count` entries. Only where every layer has slots: a window has let older ones go."""
+        for layer in self.bounded:
+            layer.length, layer.position = layer.length - count, layer.position - count
+
     def crop(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError("a pot cannot be cropped: what was distilled is gone; fork the session before a trial instead")
 
