@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from infinipot import distill
+from infinipot.graphs import step_for, unrecordable
 from infinipot.observe import reserve
 from infinipot.pot import Pot
 from infinipot.reader import Reader
@@ -86,7 +87,7 @@ class Turn:
         if not self.fits:
             self.reader._read(self.pot, ids, self.catalyst)
             return
-        for chunk in self.reader.tensor(ids).split(self.config.chunk_tokens, dim=1):
+        for chunk in self.reader.tensor(ids).split(self.config.chunk, dim=1):
             distill.take(self.host, [self.pot], chunk, [self.scored])
 
     @property
@@ -131,16 +132,37 @@ class Turn:
 
 def predict(turns: Sequence[Turn]) -> Tensor:
     """Logits [B, V] float32 of the next token of each turn."""
-    return turns[0].host.head(torch.cat([turn.pot.hidden for turn in turns if turn.pot.hidden is not None]))[:, -1].float()
+    pots = [turn.pot for turn in turns]
+    known = [pot.logits for pot in pots if pot.logits is not None]
+    if len(known) == len(pots):
+        return torch.cat(known)
+    return turns[0].host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1].float()
 
 
 def advance(turns: Sequence[Turn]) -> None:
     """Read what each turn said last, in one forward pass, each into its own pot; a pot that is full is distilled first."""
+    if not turns:
+        return
     for turn in turns:
         turn.make_room()
-    if turns:
-        ids = torch.tensor([[turn.said[-1]] for turn in turns], device=turns[0].host.device)
-        distill.take(turns[0].host, [turn.pot for turn in turns], ids, [turn.scored for turn in turns])
+    host, pots = turns[0].host, [turn.pot for turn in turns]
+    ids = torch.tensor([[turn.said[-1]] for turn in turns], device=host.device)
+    step = step_for(host, pots)
+    if step is None:
+        distill.take(host, pots, ids, [turn.scored for turn in turns])
+        return
+    try:
+        hidden, logits = step(pots, ids)
+    except RuntimeError as problem:
+        if step.recording is not None or step.calls < 2:
+            raise
+        unrecordable(host, problem)
+        distill.take(host, pots, ids, [turn.scored for turn in turns])
+        return
+    for turn, row, state, following in zip(turns, ids.split(1), hidden.split(1), logits.split(1), strict=True):
+        loss = distill.novelty_of(host, turn.pot, row, state, turn.scored)
+        turn.pot.follow(row, state, loss)
+        turn.pot.logits = following
 
 
 def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, None]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infinipot.graphs import Cycle, addresses, steady, unrecordable
 from infinipot.host import Host, Observer
 from infinipot.layers import PotLayer
 from infinipot.observe import catalyst_look, observe, observe_layer, observe_replay, reserve, watching
@@ -103,7 +105,7 @@ def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, 
     if room <= 0:
         distill(host, pot, config, catalyst, ridden)
         room = pot.room - reserve(config, catalyst)
-    return int(min(room, config.chunk_tokens))
+    return int(min(room, config.chunk))
 
 
 def rides(pot: Pot, config: PotConfig, catalyst: Tensor | None) -> bool:
@@ -130,15 +132,60 @@ def read(
     ends the reading there.
     """
     ridden: dict[int, Tensor] | None = None
-    riding = rides(pot, config, catalyst)
     while ids.shape[1]:
         count = make_room(host, pot, config, catalyst, ridden)
-        ridden = None
-        if riding and catalyst is not None and count == pot.room - catalyst.shape[1] and count < ids.shape[1]:
-            ridden = {}
-            take(host, [pot], ids[:, :count], [score_novelty], catalyst, watching(ridden, catalyst_look(config, catalyst.shape[1])))
+        whole = pot.room - reserve(config, catalyst)
+        if ids.shape[1] > whole and recorded(host, pot, config, ids[:, : int(whole)], catalyst, score_novelty):
+            count, ridden = int(whole), None
         else:
-            take(host, [pot], ids[:, :count], [score_novelty])
+            ridden = read_chunk(host, pot, config, ids[:, :count], catalyst, score_novelty, more=count < ids.shape[1])
         ids = ids[:, count:]
         if progress is not None:
             progress()
+
+
+def read_chunk(
+    host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
+) -> dict[int, Tensor] | None:
+    """Read ids [1, T], with the catalyst behind them if they fill the pot and more is to come. Returns what that saw, if it rode along."""
+    if not (more and catalyst is not None and rides(pot, config, catalyst) and ids.shape[1] == pot.room - catalyst.shape[1]):
+        take(host, [pot], ids, [score_novelty])
+        return None
+    ridden: dict[int, Tensor] = {}
+    take(host, [pot], ids, [score_novelty], catalyst, watching(ridden, catalyst_look(config, catalyst.shape[1])))
+    return ridden
+
+
+def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
+    """Run a whole cycle, from a distilled pot to a distilled pot, as a recording; False where there is none.
+
+    The first such cycle runs as it is, the next is recorded. ids: [1, T], as many as fill the pot; more are to come.
+    """
+    alone = catalyst is None or rides(pot, config, catalyst)
+    if not ids.is_cuda or host.unrecordable or not (alone and pot.distillations and not pot.fresh.shape[1] and steady(pot)):
+        return False
+    key = (ids.shape[1], None if catalyst is None else (catalyst.data_ptr(), catalyst.shape[1]), score_novelty, addresses(pot))
+    cycle = pot.cycles.get(key)
+    if cycle is None:
+        pot.cycles.clear()  # of another catalyst
+
+    def run(ids: Tensor) -> None:
+        ridden = None
+        for piece in ids.split(config.chunk, dim=1):
+            ridden = read_chunk(host, pot, config, piece, catalyst, score_novelty, more=True)
+        distill(host, pot, config, catalyst, ridden)
+
+    if cycle is None:
+        cycle = pot.cycles[key] = partial(_once, run)  # loads what must not be loaded while recording
+    elif isinstance(cycle, partial):
+        try:
+            cycle = pot.cycles[key] = Cycle(host, pot, ids.shape[1], run)
+        except RuntimeError as problem:
+            unrecordable(host, problem)
+            return False
+    cycle(pot, ids)
+    return True
+
+
+def _once(run: Callable[[Tensor], None], pot: Pot, ids: Tensor) -> None:
+    run(ids)

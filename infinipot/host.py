@@ -122,6 +122,8 @@ class Host:
             raise ValueError(f"{name} is an encoder-decoder; a pot needs a decoder-only language model")
         self.model = model
         self.cache_argument = compat.cache_argument(model)
+        self.graph_pool: Any = None
+        self.unrecordable = False
         try:
             self.windows = compat.layer_windows(model)
             if all(window is not None for window in self.windows):

@@ -112,6 +112,13 @@ class PotLayer(CacheLayerMixin):
         self.peak = max(self.peak, stop)
         return self.read_keys(0, stop), self.read_values(0, stop)
 
+    def put(self, slot: Tensor, key: Tensor, value: Tensor) -> None:
+        """Take one entry [1, K, 1, D] into the slot that a tensor [1] names; its length must be told apart (graphs.py)."""
+        for slots, x in zip(self.slots, (key, value), strict=True):
+            slots.data.index_copy_(2, slot, x)
+        if self.rotated is not None and self.rotation is not None:
+            self.rotated.index_copy_(2, slot, self.rotation.covered(key, slot))
+
     def _grow(self, size: int) -> None:
         old, length = self.slots, self.length
         self._allocate(size, self.keys, self.values)
@@ -156,7 +163,9 @@ class PotLayer(CacheLayerMixin):
             with torch.inference_mode(False):
                 twin.slots = (self.slots[0].copy(), self.slots[1].copy())
                 twin.rotated = None if self.rotated is None else self.rotated.clone()
-        return twin  # index, novelty and past are never written to: keep makes new ones
+                for name in ("index", "novelty", "past"):  # a recorded cycle writes into them
+                    setattr(twin, name, None if getattr(self, name) is None else getattr(self, name).clone())
+        return twin
 
     def state(self) -> dict[str, Tensor]:
         """Everything that cannot be computed again, without the empty slots."""

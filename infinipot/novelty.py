@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from infinipot import kernels
+
 BLOCK = 1 << 14
 """Columns of the vocabulary at a time. Cut this way, and not by rows, the head's weights are read once for a whole chunk."""
 LOGITS_AT_ONCE = 1 << 24
@@ -32,14 +34,25 @@ def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block:
 def _losses(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
     total = torch.full(targets.shape, -torch.inf, device=hidden.device)
     wanted = torch.zeros_like(total)
-    targets = targets.to(hidden.device)
+    targets = targets.to(hidden.device).contiguous()
     for start in range(0, vocabulary, block):
-        logits = head(hidden, slice(start, min(start + block, vocabulary))).float()
-        place = targets - start
-        inside = (place >= 0) & (place < logits.shape[-1])
-        own = logits.gather(-1, place.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
-        wanted = torch.where(inside, own, wanted)
-        largest = logits.amax(dim=-1)
-        part = logits.sub_(largest[..., None]).exp_().sum(dim=-1).log() + largest
-        total = torch.logaddexp(total, part)
+        logits = head(hidden, slice(start, min(start + block, vocabulary)))
+        if kernels.fits(logits):
+            kernels.add_losses(logits.flatten(0, 1), targets.view(-1), start, total.view(-1), wanted.view(-1))
+        else:
+            total, wanted = add_losses(logits, targets, start, total, wanted)
     return total - wanted
+
+
+def add_losses(logits: Tensor, targets: Tensor, start: int, total: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Add a block of columns to the running log-sum-exp `total` and to `own`, each target's logit: [B, T] float32 both.
+
+    logits: [B, T, columns], of the ids from `start` on.
+    """
+    logits = logits.float()
+    place = targets - start
+    inside = (place >= 0) & (place < logits.shape[-1])
+    found = logits.gather(-1, place.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
+    largest = logits.amax(dim=-1)
+    part = logits.sub_(largest[..., None]).exp_().sum(dim=-1).log() + largest
+    return torch.logaddexp(total, part), torch.where(inside, found, own)

@@ -78,8 +78,8 @@ class PotConfig:
     """Policy self_extend: how many distant entries share a position."""
     neighbours: int = 1024
     """Policy self_extend: how many newest entries have positions of their own."""
-    chunk_tokens: int = 512
-    """Most tokens in one forward pass while reading. Results do not depend on it, memory for activations does."""
+    chunk_tokens: int | None = None
+    """Most tokens in one forward pass while reading. Results do not depend on it, memory for activations does. None: 512, on a GPU 2048."""
 
     def __post_init__(self) -> None:
         if isinstance(self.layer_budget, list):
@@ -146,6 +146,10 @@ class PotConfig:
             raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
         if not isinstance(self.layer_budget, str) and not (self.layer_budget and all(weight > 0 for weight in self.layer_budget)):
             raise ValueError(f"layer_budget={self.layer_budget} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
+
+    @property
+    def chunk(self) -> int:
+        return self.chunk_tokens or 512
 
     @property
     def survivors(self) -> int:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from infinipot import kernels
+
 STYLES = ("half", "half_reversed", "interleaved")
 
 Table = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -37,26 +39,36 @@ class Rotation:
 
     style: str
     table: Table
-    tables: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    """By device: cos and sin of the positions covered, and these themselves."""
 
     def reserve(self, positions: int, device: torch.device) -> None:
         """Cover positions 0 .. positions-1. Frequencies that depend on the length are thereby pinned to the longest asked for."""
         if device not in self.tables or self.tables[device][0].shape[0] < positions:
-            self.tables[device] = self.table(torch.arange(positions, device=device))
+            places = torch.arange(positions, device=device)
+            cos, sin = self.table(places)
+            self.tables[device] = (cos.contiguous(), sin.contiguous(), places)
 
     def slots(self, x: Tensor, start: int) -> Tensor:
         """Rotate x [B, heads, N, D], whose rows stand in slots start .. start+N-1 of a reserved range."""
-        cos, sin = self.tables[x.device]
-        stop = start + x.shape[-2]
-        return turn(x, cos[start:stop], sin[start:stop], self.style)
+        return self._turned(x, slice(start, start + x.shape[-2]))
+
+    def covered(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [B, heads, N, D], whose rows stand at any positions [N] of a reserved range."""
+        return self._turned(x, positions)
+
+    def at(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate x [B, heads, N, D], whose rows stand at any positions [N]; the tables grow to cover them."""
+        self.reserve(int(positions.max()) + 1, x.device)
+        return self._turned(x, positions)
+
+    def _turned(self, x: Tensor, where: slice | Tensor) -> Tensor:
+        cos, sin, places = self.tables[x.device]
+        if kernels.fits(x):
+            return kernels.turn(x, cos, sin, places[where], self.style)
+        return turn(x, cos[where], sin[where], self.style)
 
     def anywhere(self, x: Tensor, start: int) -> Tensor:
         """Like `slots`, beyond any reserved range: for the ablation that lets positions grow for ever."""
         cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
         return turn(x, cos, sin, self.style)
-
-    def at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B, heads, N, D], whose rows stand at any positions [N]; the tables grow to cover them."""
-        self.reserve(int(positions.max()) + 1, x.device)
-        cos, sin = self.tables[x.device]
-        return turn(x, cos[positions], sin[positions], self.style)

@@ -53,7 +53,8 @@ class Pot(Cache):
 
     pinned: entries at the start that no distillation touches. hidden: the last token's final hidden state [B, 1, hidden], which predicts
     the next one. novelty, fresh: NuC and ids [B, F] of the F tokens read since the last distillation (ids only where there is a bound).
-    newest: the last token ids [B, 32], written in place.
+    newest: the last token ids [B, 32], written in place. logits: the next token's [1, V], where a step has computed them already. cycles,
+    steps: what has been recorded for this pot (graphs.py).
     """
 
     def __init__(self, windows: list[int | None], rotations: list[Rotation | None], layout: Layout) -> None:
@@ -69,6 +70,9 @@ class Pot(Cache):
         self.distillations = 0
         self.distill_s = 0.0
         self.hidden: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.cycles: dict[Any, Any] = {}
+        self.steps: list[Any] = []
         self.novelty = torch.zeros(1, 0)
         self.fresh = torch.zeros(1, 0, dtype=torch.long)
         self.newest = torch.zeros(1, NEWEST, dtype=torch.long)
@@ -107,7 +111,7 @@ class Pot(Cache):
         """Place in the text and NuC of all entries of a layer, [B, K, P] each. Fresh entries are the newest tokens, in order."""
         fresh = layer.length - layer.index.shape[-1]
         shape = (*layer.index.shape[:2], fresh)
-        places = torch.arange(self.tokens_read - fresh, self.tokens_read, device=layer.index.device)
+        places = torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read
         novelty = self.novelty.to(layer.novelty.device)
         return (
             torch.cat((layer.index, places.expand(shape)), dim=-1),
@@ -119,7 +123,7 @@ class Pot(Cache):
         self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
         if self.size is not None:
             self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
-        self.hidden = hidden
+        self.hidden, self.logits = hidden, None
         self.newest.copy_(torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :])
         self.tokens_read += ids.shape[1]
 
@@ -128,6 +132,7 @@ class Pot(Cache):
         twin = copy.copy(self)
         twin.layers = [layer.copy() for layer in self.layers]
         twin.newest = self.newest.clone()
+        twin.cycles, twin.steps = {}, []
         return twin
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -165,6 +170,7 @@ class Pot(Cache):
         for layer, state in zip(self.layers, mark.layers, strict=True):
             layer.rollback(state)
         self.hidden, self.novelty, self.fresh, self.tokens_read = mark.hidden, mark.novelty, mark.fresh, mark.tokens_read
+        self.logits = None
         self.newest.copy_(mark.newest)
 
     def drop(self, count: int) -> None:

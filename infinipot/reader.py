@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable
@@ -47,7 +48,8 @@ class Reader:
     """Reads token ids into a pot as the policy says. It knows no text."""
 
     def __init__(self, host: Host, config: PotConfig) -> None:
-        self.host, self.config = host, config
+        chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
+        self.host, self.config = host, dataclasses.replace(config, chunk_tokens=chunk)
         self.policy = POLICIES[config.policy]()
         self.needs = self.policy.needs(config.novelty)
         self.pot = host.new_pot(self._layout())

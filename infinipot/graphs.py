@@ -1,0 +1,205 @@
+"""A fixed pot has fixed shapes: on a GPU a cycle of reading, and a step of answering, are recorded once and replayed as CUDA graphs.
+
+What is recorded is the code that runs otherwise, so results are its own. A model that cannot be recorded (its experts are chosen on the
+host, say) goes on without; so does one that does not stand in slots alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infinipot.attention import at_work, attention, identity, plain
+from infinipot.compat import Cache, CacheLayerMixin
+from infinipot.host import Host
+from infinipot.pot import Pot
+
+log = logging.getLogger("infinipot")
+
+
+def steady(pot: Pot) -> bool:
+    """Whether all of the pot's layers are slots that stay where they are, in the model's own type, and remember nothing else."""
+    return pot.size is not None and all(
+        layer.window is None and layer.is_initialized and layer.kind is None and layer.witness is None and layer.reset for layer in pot.layers
+    )
+
+
+def addresses(pot: Pot) -> tuple[int, ...]:
+    return tuple(slots.data.data_ptr() for layer in pot.bounded for slots in layer.slots)
+
+
+class Recording:
+    """One CUDA graph, made of what `run` does; `outputs` are what it returned, at fixed addresses."""
+
+    def __init__(self, host: Host, run: Callable[[], Any]) -> None:
+        host.graph_pool = host.graph_pool or torch.cuda.graph_pool_handle()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, pool=host.graph_pool):
+            self.outputs = run()
+
+
+class Cycle:
+    """From one distillation to the next: `run` reads a chunk that fills the pot, and distils it.
+
+    It must be called when the pot has just been distilled. run: reads ids [1, T] into the pot.
+    """
+
+    def __init__(self, host: Host, pot: Pot, count: int, run: Callable[[Tensor], None]) -> None:
+        self.ids = torch.zeros(1, count, dtype=torch.long, device=host.device)
+        self.clock = torch.zeros((), dtype=torch.long, device=host.device)
+        assert pot.hidden is not None
+        self.hidden = pot.hidden.clone()
+        self.kept = [{name: x for name in ("index", "novelty", "past") if (x := getattr(layer, name)) is not None} for layer in pot.bounded]
+        numbers = [(layer.length, layer.position, layer.peak) for layer in pot.bounded]
+        before = (pot.tokens_read, pot.distillations, pot.distill_s, pot.novelty, pot.fresh, pot.hidden)
+
+        def record() -> None:
+            pot.tokens_read, pot.hidden = self.clock, self.hidden  # type: ignore[assignment]
+            run(self.ids)
+            self.hidden.copy_(pot.hidden)
+            for layer, kept in zip(pot.bounded, self.kept, strict=True):
+                for name, static in kept.items():
+                    static.copy_(getattr(layer, name))
+
+        try:
+            self.recording = Recording(host, record)
+        finally:  # nothing has been read yet: recording runs nothing
+            pot.tokens_read, pot.distillations, pot.distill_s, pot.novelty, pot.fresh, pot.hidden = before
+            for layer, kept, known in zip(pot.bounded, self.kept, numbers, strict=True):
+                layer.length, layer.position, layer.peak = known
+                for name, static in kept.items():
+                    setattr(layer, name, static)
+
+    def __call__(self, pot: Pot, ids: Tensor) -> None:
+        """Read ids [1, T] and distil."""
+        assert pot.hidden is not None
+        self.ids.copy_(ids)
+        self.clock.fill_(pot.tokens_read)
+        self.hidden.copy_(pot.hidden)
+        for layer, kept in zip(pot.bounded, self.kept, strict=True):
+            layer.peak = max(layer.peak, layer.size or 0)
+            for name, static in kept.items():
+                if getattr(layer, name) is not static:  # distilled otherwise in between
+                    static.copy_(getattr(layer, name))
+                    setattr(layer, name, static)
+        self.recording.graph.replay()
+        pot.hidden = self.hidden.clone()
+        pot.tokens_read += ids.shape[1]
+        pot.distillations += 1
+
+
+class _Passing(CacheLayerMixin):
+    """Hands new keys and values on to attention, which puts them into the pots itself."""
+
+    is_compileable = is_croppable = is_sliding = False
+
+    def __init__(self) -> None:
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Step:
+    """One token for each of several pots, wherever it goes: the slot is a number on the device, and all slots are looked at, those not
+    taken yet masked. So one recording serves until the pots are gone."""
+
+    def __init__(self, host: Host, pots: Sequence[Pot]) -> None:
+        self.host, self.pots = host, [weakref.ref(pot) for pot in pots]
+        self.addresses = [addresses(pot) for pot in pots]
+        self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=host.device)
+        self.slots = torch.zeros(len(pots), dtype=torch.long, device=host.device)
+        self.unseen: dict[tuple[int, int], Tensor] = {}
+        """By row and size: what hides the slots not taken yet, [1, size]."""
+        self.recording: Recording | None = None
+        self.calls = 0
+
+    def serves(self, pots: Sequence[Pot]) -> bool:
+        same = len(pots) == len(self.pots) and all(own() is pot for own, pot in zip(self.pots, pots, strict=True))
+        return same and [addresses(pot) for pot in pots] == self.addresses
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
+        return torch.cat([self._attend(row, module, query, key, value, scaling, options) for row in range(len(self.pots))])
+
+    def _attend(
+        self, row: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]
+    ) -> Tensor:
+        pot = self.pots[row]()
+        assert pot is not None
+        layer, own, slot = pot.layers[module.layer_idx], slice(row, row + 1), self.slots[row : row + 1]  # type: ignore[index]
+        layer.put(slot, key[own], value[own])
+        query = query[own] if layer.rotation is None else layer.rotation.covered(query[own], slot)
+        keys, values = layer.read_keys(0, layer.size), layer.slots[1].data
+        if (row, layer.size) not in self.unseen:
+            taken = torch.arange(layer.size, device=query.device) <= slot
+            self.unseen[row, layer.size] = torch.zeros_like(taken, dtype=query.dtype).masked_fill(~taken, -torch.inf)[None]
+        mask = self.unseen[row, layer.size]
+        if not plain(options):
+            return attention(module, query, keys, values, scaling, mask, options)
+        grouped = query.reshape(1, keys.shape[1], -1, query.shape[-1])  # the query heads of a KV head as rows: no kernel repeats keys
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask.expand(1, 1, grouped.shape[2], -1), scale=scaling)
+        return out.reshape(1, 1, query.shape[1], -1)
+
+    def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        return identity(output)
+
+    @torch.no_grad()
+    def _run(self) -> tuple[Tensor, Tensor]:
+        self.unseen.clear()
+        cache = Cache(layers=[_Passing() for _ in self.host.windows])
+        given = {self.host.cache_argument: cache}
+        with at_work(self.host.model, self):
+            output = self.host.model.base_model(input_ids=self.ids, position_ids=self.slots[:, None], use_cache=True, **given)
+        return output.last_hidden_state, self.host.head(output.last_hidden_state)[:, -1].float()
+
+    def __call__(self, pots: Sequence[Pot], ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Read ids [B, 1], a token into each pot, which must have room. Returns hidden states [B, 1, hidden] and the logits [B, V] of what
+        comes next, float32."""
+        self.ids.copy_(ids)
+        self.slots.copy_(torch.tensor([pot.length for pot in pots]))
+        self.calls += 1
+        if ids.is_cuda and self.calls > 1:  # the first call is as it is: it loads what must not be loaded while recording
+            self.recording = self.recording or Recording(self.host, self._run)
+            self.recording.graph.replay()
+            hidden, logits = (x.clone() for x in self.recording.outputs)  # the next replay writes there again
+        else:
+            hidden, logits = self._run()
+        for pot in pots:
+            for layer in pot.bounded:
+                layer.length, layer.position = layer.length + 1, layer.position + 1
+                layer.peak = max(layer.peak, layer.length)
+        return hidden, logits
+
+
+def step_for(host: Host, pots: Sequence[Pot]) -> Step | None:
+    """The step of these pots, kept with the first of them; None where there can be none."""
+    if host.device.type != "cuda" or host.unrecordable or not all(steady(pot) for pot in pots):
+        return None
+    step = next((step for step in pots[0].steps if step.serves(pots)), None)
+    if step is None:
+        step = Step(host, pots)
+        pots[0].steps[:] = [step, *pots[0].steps[:3]]
+    return step
+
+
+def unrecordable(host: Host, problem: Exception) -> None:
+    """Remember that this model cannot be recorded."""
+    host.unrecordable = True
+    log.info("%s cannot be recorded as a CUDA graph: %s", type(host.model).__name__, problem)

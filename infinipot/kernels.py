@@ -1,0 +1,58 @@
+"""Fused Triton kernels for CUDA devices. Each has a naive twin in plain torch, with which it is compared: `positions.turn`, `novelty`."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@functools.cache
+def available() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def fits(x: Tensor) -> bool:
+    """Whether a kernel takes this tensor."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and available()
+
+
+def _on(x: Tensor) -> AbstractContextManager[Any]:
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()  # off a GPU Triton's interpreter may run them
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
+    """`positions.turn` in one pass. x [B, heads, N, D]; cos, sin [positions, d/2] float32; places [N] int64: row n turns by cos[places[n]]."""
+    batch, heads, rows, width = x.shape
+    half = cos.shape[-1]
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = torch.empty((batch, heads, rows, width), dtype=x.dtype, device=x.device)
+    if width > 2 * half:
+        out[..., 2 * half :] = x[..., 2 * half :]
+    second, step = (1, 2) if style == "interleaved" else (half, 1)
+    tile = 16 if rows > 1 else 1
+    padded = 1 << (half - 1).bit_length()
+    grid = ((rows + tile - 1) // tile, batch * heads)
+    strides = (*x.stride()[:3], *out.stride()[:3])
+    from infinipot import fused
+
+    with _on(x):
+        fused.turn[grid](
+            x, out, cos, sin, places, rows, heads, *strides, half, padded, tile, 0, second, step, -1.0 if style == "half_reversed" else 1.0
+        )
+    return out
+
+
+def add_losses(logits: Tensor, targets: Tensor, start: int, total: Tensor, own: Tensor) -> None:
+    """Add a block of columns to `total` [R] float32 (running log-sum-exp, begun at -inf) and `own` [R] float32 (each target's logit).
+
+    logits: [R, columns], of the ids from `start` on. targets: ids [R] int64.
+    """
+    from infinipot import fused
+
+    with _on(logits):
+        fused.losses[(logits.shape[0],)](logits, targets, total, own, start, logits.shape[1], logits.stride(0), 4096)

@@ -1,0 +1,88 @@
+"""What is recorded as a CUDA graph does what runs otherwise. The step's own way of attending is compared on any machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from tiny import FAMILIES, make_tiny
+
+from infinipot import PotConfig, Session
+from infinipot.distill import take
+from infinipot.graphs import Step, steady
+from infinipot.host import Host
+
+CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_is_a_chunk_of_one(family: str) -> None:
+    """Pots of different lengths, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
+    host = Host(make_tiny(family))
+    pairs = []
+    for length in (5, 40, 100):
+        session = Session(host, None, CONFIG)
+        session.append(random_ids(length, seed=length), question=CATALYST)
+        pairs.append((session.pot, session.fork().pot))
+    steps, plain = zip(*pairs, strict=True)
+    assert all(steady(pot) for pot in steps)
+    step = Step(host, steps)
+    for seed in range(6):
+        ids = torch.tensor([[i] for i in random_ids(3, seed=seed)])
+        hidden, logits = step(steps, ids)
+        for one, other, row, state in zip(steps, plain, ids.split(1), hidden.split(1), strict=True):
+            take(host, [other], row, [False])
+            one.follow(row, state, torch.zeros(1, 1))
+            assert_close("hidden", one.hidden, other.hidden)
+            assert one.length == other.length
+            for mine, yours in zip(one.bounded, other.bounded, strict=True):
+                assert_close("keys", mine.read_keys(0, mine.length), yours.read_keys(0, yours.length))
+        assert_close("logits", logits, torch.cat([host.head(pot.hidden)[:, -1] for pot in plain]))
+    assert step.serves(steps)
+    assert not step.serves(plain)
+
+
+def gpu_pair(family: str, dtype: torch.dtype, **options) -> tuple[Session, Session]:
+    """A session that records, and one that does not."""
+    model = make_tiny(family).to("cuda", dtype)
+    recording, plain = Host(model), Host(model)
+    plain.unrecordable = True
+    config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
+    return Session(recording, None, config), Session(plain, None, config)
+
+
+@pytest.mark.parametrize("family", [pytest.param(family, marks=gpu) for family in FAMILIES])
+@pytest.mark.parametrize(
+    "options", [{}, {"novelty": 0.0, "persist": 0.5}, {"policy": "streaming"}, {"chunk_tokens": 512, "sinks": 3, "pool": 5}]
+)
+def test_recorded_cycles(family: str, options: dict) -> None:
+    one, other = gpu_pair(family, torch.float32, **options)
+    for seed, length in enumerate((500, 3, 200, 77)):
+        for session in (one, other):
+            session.append(random_ids(length, seed=seed), question=CATALYST if seed < 2 else CATALYST[::-1])
+        assert kept(one) == kept(other)
+        assert_close("logits", one.logits, other.logits)
+        assert one.stats.distillations == other.stats.distillations
+        assert one.stats.tokens_read == other.stats.tokens_read
+        assert one.stats.peak_entries == 64
+    assert any(type(cycle).__name__ == "Cycle" for cycle in one.pot.cycles.values())
+    assert not one.host.unrecordable
+    fork = one.fork()
+    before = kept(fork), fork.logits
+    one.append(random_ids(300, seed=9), question=CATALYST)
+    assert kept(fork) == before[0]
+    assert torch.equal(fork.logits, before[1])
+
+
+@pytest.mark.parametrize("keep", [pytest.param(False, marks=gpu), pytest.param(True, marks=gpu)])
+def test_recorded_answers(keep: bool) -> None:
+    one, other = gpu_pair("qwen3", torch.float32)
+    for session in (one, other):
+        session.append(random_ids(150), question=CATALYST)
+    for seed in range(3):
+        said = [list(s.stream_ids(random_ids(6, seed=seed), max_tokens=90, pick=greedy, keep=keep, stop_ids=set())) for s in (one, other)]
+        assert said[0] == said[1]
+    assert one.pot.steps or not keep
+    assert kept(one) == kept(other)
+    assert_close("logits", one.logits, other.logits)

@@ -1,0 +1,49 @@
+"""The Triton kernels against their naive twins: on a GPU, or anywhere with Triton's interpreter (TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from helpers import assert_close
+
+from infinipot import kernels
+from infinipot.novelty import add_losses
+from infinipot.positions import turn
+
+pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a CUDA device, or TRITON_INTERPRET=1"
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("style", ["half", "half_reversed", "interleaved"])
+@pytest.mark.parametrize(("rows", "width", "rotary"), [(1, 64, 64), (37, 64, 16), (16, 48, 24)])
+def test_turn(dtype: torch.dtype, style: str, rows: int, width: int, rotary: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(2, rows, 3, width, generator=random).transpose(1, 2).to(DEVICE, dtype)  # strided, as models project it
+    angles = torch.randn(50, rotary // 2, generator=random).to(DEVICE)
+    places = torch.randint(0, 50, (rows,), generator=random).to(DEVICE)
+    got = kernels.turn(x, angles.cos(), angles.sin(), places, style)
+    expected = turn(x, angles.cos()[places], angles.sin()[places], style)
+    assert got.dtype == dtype
+    assert_close(style, got, expected, tolerance=1e-5 if dtype == torch.float32 else 8e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_losses(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(9, 10_000, generator=random)).to(DEVICE, dtype)
+    targets = torch.randint(0, 10_000, (9,), generator=random).to(DEVICE)
+    total, own = torch.full((9,), -torch.inf, device=DEVICE), torch.zeros(9, device=DEVICE)
+    for start in range(0, 10_000, 4100):
+        kernels.add_losses(logits[:, start : start + 4100], targets, start, total, own)
+    expected = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
+    assert_close("losses", total - own, expected, tolerance=1e-5)
+    naive = torch.full((1, 9), -torch.inf, device=DEVICE), torch.zeros(1, 9, device=DEVICE)
+    for start in range(0, 10_000, 4100):
+        naive = add_losses(logits[None, :, start : start + 4100], targets[None], start, *naive)
+    assert_close("twin", total - own, (naive[0] - naive[1])[0], tolerance=1e-5)
