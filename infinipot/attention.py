@@ -91,14 +91,6 @@ def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
                 module.training = True
 
 
-def identity(output: Any) -> Any:
-    """The rotation that does nothing, in the form the rotary module's own output has."""
-    if not isinstance(output, tuple):
-        return torch.ones_like(output)  # complex: e^(i0)
-    cos, sin, *rest = output
-    return (torch.ones_like(cos), torch.zeros_like(sin), *rest)
-
-
 def visible(rows: int, entries: int, window: int | None, device: torch.device, dtype: torch.dtype, plain: bool = False) -> Tensor | None:
     """What is added to the scores of the last `rows` of the entries so that they see none but those before, [rows, entries].
 

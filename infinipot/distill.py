@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +18,9 @@ from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
 from infinipot.selection import covering
+
+CYCLES = 2
+"""Recordings kept for a pot: of the lengths of catalyst in use."""
 
 
 def take(
@@ -159,33 +161,32 @@ def read_chunk(
 def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
     """Run a whole cycle, from a distilled pot to a distilled pot, as a recording; False where there is none.
 
-    The first such cycle runs as it is, the next is recorded. ids: [1, T], as many as fill the pot; more are to come.
+    A model's first such cycle runs as it is and loads what must not be loaded while recording; from the next on there is one for each pot.
+    ids: [1, T], as many as fill the pot; more are to come.
     """
     alone = catalyst is None or rides(pot, config, catalyst)
     if not ids.is_cuda or host.unrecordable or not (alone and pot.distillations and not pot.fresh.shape[1] and steady(pot)):
         return False
-    key = (ids.shape[1], None if catalyst is None else (catalyst.data_ptr(), catalyst.shape[1]), score_novelty, addresses(pot))
-    cycle = pot.cycles.get(key)
-    if cycle is None:
-        pot.cycles.clear()  # of another catalyst
 
-    def run(ids: Tensor) -> None:
+    def run(ids: Tensor, catalyst: Tensor | None) -> None:
         ridden = None
         for piece in ids.split(config.chunk, dim=1):
             ridden = read_chunk(host, pot, config, piece, catalyst, score_novelty, more=True)
         distill(host, pot, config, catalyst, ridden)
 
-    if cycle is None:
-        cycle = pot.cycles[key] = partial(_once, run)  # loads what must not be loaded while recording
-    elif isinstance(cycle, partial):
+    sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
+    key = (*sizes, addresses(pot))
+    if sizes not in host.ran:
+        host.ran.add(sizes)
+        run(ids, catalyst)
+        return True
+    if key not in pot.cycles:
+        if len(pot.cycles) >= CYCLES:
+            pot.cycles.clear()
         try:
-            cycle = pot.cycles[key] = Cycle(host, pot, ids.shape[1], run)
+            pot.cycles[key] = Cycle(host, pot, ids.shape[1], catalyst, run)
         except RuntimeError as problem:
             unrecordable(host, problem)
             return False
-    cycle(pot, ids)
+    pot.cycles[key](pot, ids, catalyst)
     return True
-
-
-def _once(run: Callable[[Tensor], None], pot: Pot, ids: Tensor) -> None:
-    run(ids)

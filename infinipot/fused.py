@@ -63,3 +63,20 @@ def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, ti
     place = tl.load(targets + row) - start
     inside = (place >= 0) & (place < columns)
     tl.store(own + row, tl.load(base + place, mask=inside, other=0.0).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexpr):
+    """One row. kind 0: rounded, then weighed; 1: weighed in float32; 2: weighed in float32 by one more than the weight."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, padded)
+    a = tl.load(x + row * width + j, mask=j < width, other=0.0).to(tl.float32)
+    w = tl.load(weight + j, mask=j < width, other=0.0)
+    a = a * tl.rsqrt(tl.sum(a * a, axis=0) / width + eps)
+    if kind == 0:
+        a = a.to(out.dtype.element_ty).to(tl.float32) * w.to(tl.float32)
+    elif kind == 1:
+        a = a * w.to(tl.float32)
+    else:
+        a = a * (1.0 + w.to(tl.float32))
+    tl.store(out + row * width + j, a.to(out.dtype.element_ty), mask=j < width)

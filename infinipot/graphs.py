@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infinipot.attention import at_work, attention, identity, plain
+from infinipot.attention import at_work, attention, plain
 from infinipot.compat import Cache, CacheLayerMixin
 from infinipot.host import Host
+from infinipot.identity import identity
+from infinipot.norms import fused
 from infinipot.pot import Pot
 
 log = logging.getLogger("infinipot")
@@ -38,20 +40,24 @@ class Recording:
     """One CUDA graph, made of what `run` does; `outputs` are what it returned, at fixed addresses."""
 
     def __init__(self, host: Host, run: Callable[[], Any]) -> None:
-        host.graph_pool = host.graph_pool or torch.cuda.graph_pool_handle()
+        if host.first_graph is None:  # the memory that recordings share lives as long as one of them: this one
+            host.first_graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(host.first_graph):
+                torch.zeros(1, device=host.device)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=host.graph_pool):
+        with torch.cuda.graph(self.graph, pool=host.first_graph.pool()):
             self.outputs = run()
 
 
 class Cycle:
-    """From one distillation to the next: `run` reads a chunk that fills the pot, and distils it.
+    """From one distillation to the next: `run` reads a chunk [1, T] that fills the pot, with a catalyst [1, |P|] or None, and distils it.
 
-    It must be called when the pot has just been distilled. run: reads ids [1, T] into the pot.
+    It must be called when the pot has just been distilled.
     """
 
-    def __init__(self, host: Host, pot: Pot, count: int, run: Callable[[Tensor], None]) -> None:
+    def __init__(self, host: Host, pot: Pot, count: int, catalyst: Tensor | None, run: Callable[[Tensor, Tensor | None], None]) -> None:
         self.ids = torch.zeros(1, count, dtype=torch.long, device=host.device)
+        self.catalyst = None if catalyst is None else catalyst.clone()
         self.clock = torch.zeros((), dtype=torch.long, device=host.device)
         assert pot.hidden is not None
         self.hidden = pot.hidden.clone()
@@ -61,7 +67,7 @@ class Cycle:
 
         def record() -> None:
             pot.tokens_read, pot.hidden = self.clock, self.hidden  # type: ignore[assignment]
-            run(self.ids)
+            run(self.ids, self.catalyst)
             self.hidden.copy_(pot.hidden)
             for layer, kept in zip(pot.bounded, self.kept, strict=True):
                 for name, static in kept.items():
@@ -76,10 +82,11 @@ class Cycle:
                 for name, static in kept.items():
                     setattr(layer, name, static)
 
-    def __call__(self, pot: Pot, ids: Tensor) -> None:
-        """Read ids [1, T] and distil."""
+    def __call__(self, pot: Pot, ids: Tensor, catalyst: Tensor | None) -> None:
         assert pot.hidden is not None
         self.ids.copy_(ids)
+        if self.catalyst is not None and catalyst is not None:
+            self.catalyst.copy_(catalyst)
         self.clock.fill_(pot.tokens_read)
         self.hidden.copy_(pot.hidden)
         for layer, kept in zip(pot.bounded, self.kept, strict=True):
@@ -89,7 +96,7 @@ class Cycle:
                     static.copy_(getattr(layer, name))
                     setattr(layer, name, static)
         self.recording.graph.replay()
-        pot.hidden = self.hidden.clone()
+        pot.hidden, pot.logits = self.hidden.clone(), None
         pot.tokens_read += ids.shape[1]
         pot.distillations += 1
 
@@ -165,7 +172,7 @@ class Step:
         self.unseen.clear()
         cache = Cache(layers=[_Passing() for _ in self.host.windows])
         given = {self.host.cache_argument: cache}
-        with at_work(self.host.model, self):
+        with at_work(self.host.model, self), fused(self.host.norms):
             output = self.host.model.base_model(input_ids=self.ids, position_ids=self.slots[:, None], use_cache=True, **given)
         return output.last_hidden_state, self.host.head(output.last_hidden_state)[:, -1].float()
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from infinipot import compat
-from infinipot.attention import Worker, at_work, attention, identity, plain, visible
+from infinipot import compat, norms
+from infinipot.attention import Worker, at_work, attention, plain, visible
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
+from infinipot.identity import identity
+from infinipot.norms import fused
 from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Layout, Pot
 from infinipot.probe import rotations
@@ -122,8 +124,10 @@ class Host:
             raise ValueError(f"{name} is an encoder-decoder; a pot needs a decoder-only language model")
         self.model = model
         self.cache_argument = compat.cache_argument(model)
-        self.graph_pool: Any = None
+        self.first_graph: Any = None
         self.unrecordable = False
+        self.norms = norms.found(model)
+        self.ran: set[Any] = set()
         try:
             self.windows = compat.layer_windows(model)
             if all(window is not None for window in self.windows):
@@ -170,7 +174,7 @@ class Host:
         if len(pots) > 1:
             cache = Together(pots)
             worker = _Readings(readings, cache)
-        with at_work(self.model, worker):
+        with at_work(self.model, worker), fused(self.norms):
             output = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=True, **{self.cache_argument: cache})
         return output.last_hidden_state
 

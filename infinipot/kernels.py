@@ -56,3 +56,17 @@ def add_losses(logits: Tensor, targets: Tensor, start: int, total: Tensor, own: 
 
     with _on(logits):
         fused.losses[(logits.shape[0],)](logits, targets, total, own, start, logits.shape[1], logits.stride(0), 4096)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
+    """`norms.rms_norm` in one pass: x [..., D] contiguous, weight [D]."""
+    from infinipot import fused
+
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    width = x.shape[-1]
+    with _on(x):
+        fused.rms_norm[(x.numel() // width,)](
+            x, weight, out, eps, width, kind, 1 << (width - 1).bit_length(), num_warps=4 if width < 2048 else 8
+        )
+    return out

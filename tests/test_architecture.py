@@ -9,10 +9,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "infinipot"
 LAYERS = """
-fused
+fused identity
 kernels
 positions selection novelty catalyst slots
-policies witness grouped
+policies witness grouped norms
 options
 compat
 attention
@@ -28,6 +28,10 @@ answering
 session generation
 cli
 """
+
+
+SPEED = ("fused", "kernels", "identity", "norms", "graphs")
+"""What makes a GPU fast and could be left out: the engine runs without, with the same results."""
 
 
 def imports(path: Path) -> set[str]:
@@ -62,8 +66,8 @@ def code_lines(path: Path) -> int:
 def test_files_are_short() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 300, f"{path.name} is too long to be seen at once"
-    core = [path for path in PACKAGE.rglob("*.py") if "cli" not in path.parts]
-    assert sum(map(code_lines, core)) <= 3000
+    core = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "cli" and path.stem not in (*SPEED, "gguf")]
+    assert sum(map(code_lines, core)) <= 2650
 
 
 def test_import_does_no_work() -> None:

@@ -8,6 +8,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny
 
 from infinipot import PotConfig, Session, generate
+from infinipot.host import Host
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -26,6 +27,19 @@ def test_equals_stock_and_the_cpu(family: str, chunk: int) -> None:
         one.append(ids, question=CATALYST)
     assert kept(sessions[0]) == kept(sessions[1])
     assert_close("distilled", sessions[0].logits.cpu(), sessions[1].logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_found_and_given_back(family: str) -> None:
+    model = make_tiny(family).to("cuda", torch.bfloat16)
+    norms = [module for module in model.modules() if "RMSNorm" in type(module).__name__]
+    host = Host(model)
+    assert len(host.norms) == len(norms)
+    ids = torch.tensor([random_ids(90)], device="cuda")
+    session = Session(host, None, PotConfig(pot_size=128))
+    session.append(ids, question=CATALYST)
+    assert not any("forward" in module.__dict__ for module in norms)
+    assert_close("stock", session.logits, model(ids).logits[:, -1], tolerance=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -9,6 +9,7 @@ import torch
 from helpers import assert_close
 
 from infinipot import kernels
+from infinipot.norms import KINDS, rms_norm
 from infinipot.novelty import add_losses
 from infinipot.positions import turn
 
@@ -47,3 +48,13 @@ def test_losses(dtype: torch.dtype) -> None:
     for start in range(0, 10_000, 4100):
         naive = add_losses(logits[None, :, start : start + 4100], targets[None], start, *naive)
     assert_close("twin", total - own, (naive[0] - naive[1])[0], tolerance=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [64, 100, 896])
+def test_rms_norm(kind: int, width: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    x = (3 * torch.randn(2, 7, width, generator=random)).to(DEVICE, torch.bfloat16)
+    weight = torch.rand(width, generator=random).to(DEVICE, torch.bfloat16)
+    # the interpreter cuts where a GPU rounds
+    assert_close("norm", kernels.rms_norm(x, weight, 1e-6, kind), rms_norm(x, weight, 1e-6, kind), tolerance=8e-3 if DEVICE == "cuda" else 2e-2)
