@@ -80,3 +80,66 @@ def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexp
     else:
         a = a * (1.0 + w.to(tl.float32))
     tl.store(out + row * width + j, a.to(out.dtype.element_ty), mask=j < width)
+
+
+@triton.jit
+def append(key, turned, value, places, slots, kb, kh, tb, th, vb, vh, size, width: tl.constexpr, padded: tl.constexpr):
+    """Put one entry of one head of one pot into its slot: raw key, rotated key, value. places: addresses [3, B] of the pots' buffers."""
+    row, head, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    j = tl.arange(0, padded)
+    kind = tl.pointer_type(key.dtype.element_ty)
+    offset = (head * size + tl.load(slots + row)) * width + j
+    k = tl.load(key + row * kb + head * kh + j, mask=j < width)
+    t = tl.load(turned + row * tb + head * th + j, mask=j < width)
+    v = tl.load(value + row * vb + head * vh + j, mask=j < width)
+    tl.store(tl.load(places + row).to(kind) + offset, k, mask=j < width)
+    tl.store(tl.load(places + rows + row).to(kind) + offset, t, mask=j < width)
+    tl.store(tl.load(places + 2 * rows + row).to(kind) + offset, v, mask=j < width)
+
+
+@triton.jit
+def attend_part(query, places, slots, acc, peak, total, qb, qh, scale, size, share,
+                group: tl.constexpr, tile: tl.constexpr, width: tl.constexpr, block: tl.constexpr):  # fmt: skip
+    """Attention of one new token's query heads of one KV head over a share of the slots taken, unnormalised."""
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    rows, heads, parts = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
+    kind = tl.pointer_type(query.dtype.element_ty)
+    keys = tl.load(places + rows + row).to(kind) + head * size * width
+    values = tl.load(places + 2 * rows + row).to(kind) + head * size * width
+    slot = tl.load(slots + row)
+    g, d = tl.arange(0, tile), tl.arange(0, width)
+    q = tl.load(query + row * qb + (head * group + g[:, None]) * qh + d[None, :], mask=(g < group)[:, None], other=0.0)
+    high = tl.full((tile,), float("-inf"), tl.float32)
+    summed = tl.zeros((tile,), tl.float32)
+    mixed = tl.zeros((tile, width), tl.float32)
+    begin = part * share
+    for start in range(begin, tl.minimum(begin + share, slot + 1), block):
+        n = start + tl.arange(0, block)
+        taken = (n <= slot) & (n < begin + share)
+        k = tl.load(keys + n[:, None] * width + d[None, :], mask=taken[:, None], other=0.0)
+        s = tl.where(taken[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        now = tl.maximum(high, tl.max(s, axis=1))
+        p = tl.exp(s - now[:, None])
+        fade = tl.exp(high - now)
+        v = tl.load(values + n[:, None] * width + d[None, :], mask=taken[:, None], other=0.0)
+        mixed = mixed * fade[:, None] + tl.dot(p.to(v.dtype), v)
+        summed = summed * fade + tl.sum(p, axis=1)
+        high = now
+    at = ((row * heads + head) * parts + part) * tile + g
+    tl.store(peak + at, high)
+    tl.store(total + at, summed)
+    tl.store(acc + at[:, None] * width + d[None, :], mixed)
+
+
+@triton.jit
+def attend_join(acc, peak, total, out, parts, group: tl.constexpr, tile: tl.constexpr, width: tl.constexpr, padded: tl.constexpr):
+    """Join the shares of one query head. out: [B, H, D]."""
+    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    part, d = tl.arange(0, padded), tl.arange(0, width)
+    at = ((row * (heads // group) + head // group) * parts + part) * tile + head % group
+    high = tl.load(peak + at, mask=part < parts, other=float("-inf"))
+    weight = tl.exp(high - tl.max(high, axis=0))
+    summed = tl.sum(weight * tl.load(total + at, mask=part < parts, other=0.0), axis=0)
+    mixed = tl.load(acc + at[:, None] * width + d[None, :], mask=(part < parts)[:, None], other=0.0)
+    joined = tl.sum(mixed * weight[:, None], axis=0) / summed
+    tl.store(out + (row * heads + head) * width + d, joined.to(out.dtype.element_ty))

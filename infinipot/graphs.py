@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infinipot import kernels
 from infinipot.attention import at_work, attention, plain
 from infinipot.compat import Cache, CacheLayerMixin
 from infinipot.host import Host
 from infinipot.identity import identity
+from infinipot.layers import PotLayer
 from infinipot.norms import fused
 from infinipot.pot import Pot
 
@@ -133,16 +135,38 @@ class Step:
         self.addresses = [addresses(pot) for pot in pots]
         self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=host.device)
         self.slots = torch.zeros(len(pots), dtype=torch.long, device=host.device)
+        self.layers = pots[0].bounded
+        """One pot's, for what all have in common."""
+        self.places = [self._places(layers) for layers in zip(*(pot.bounded for pot in pots), strict=True)]
         self.unseen: dict[tuple[int, int], Tensor] = {}
         """By row and size: what hides the slots not taken yet, [1, size]."""
         self.recording: Recording | None = None
         self.calls = 0
+
+    def _places(self, layers: Sequence[PotLayer]) -> Tensor | None:
+        """Addresses [3, B] of a layer's raw keys, rotated keys and values in all pots; None where their sizes differ."""
+        if len({(layer.size, layer.rotated is None) for layer in layers}) > 1:
+            return None
+        raw = [layer.slots[0].data for layer in layers]
+        turned = [keys if layer.rotated is None else layer.rotated for layer, keys in zip(layers, raw, strict=True)]
+        buffers = [raw, turned, [layer.slots[1].data for layer in layers]]
+        if not all(x.shape == raw[0].shape and x.is_contiguous() for row in buffers for x in row):
+            return None
+        return torch.tensor([[x.data_ptr() for x in row] for row in buffers], device=self.ids.device)
 
     def serves(self, pots: Sequence[Pot]) -> bool:
         same = len(pots) == len(self.pots) and all(own() is pot for own, pot in zip(self.pots, pots, strict=True))
         return same and [addresses(pot) for pot in pots] == self.addresses
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
+        number: int = module.layer_idx  # type: ignore[assignment]
+        places = self.places[number]
+        if places is not None and plain(options) and kernels.attends(query, key.shape[1]):
+            layer = self.layers[number]
+            rows = [x.transpose(0, 2) for x in (query, key)]  # [1, heads, B, D]: each row turns by its own slot
+            query, turned = (x if layer.rotation is None else layer.rotation.covered(x, self.slots) for x in rows)
+            kernels.append(key, turned.transpose(0, 2), value, places, self.slots, layer.size or 0)
+            return kernels.attend(query.transpose(0, 2), places, self.slots, layer.size or 0, key.shape[1], scaling)
         return torch.cat([self._attend(row, module, query, key, value, scaling, options) for row in range(len(self.pots))])
 
     def _attend(

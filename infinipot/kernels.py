@@ -70,3 +70,51 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
             x, weight, out, eps, width, kind, 1 << (width - 1).bit_length(), num_warps=4 if width < 2048 else 8
         )
     return out
+
+
+PART = 128
+"""Slots that one program of `attend` looks at, unless there are more than 64 such parts."""
+
+
+def attends(query: Tensor, kv_heads: int) -> bool:
+    """Whether `attend` takes these queries [B, H, 1, D]: a head dimension that is a power of two."""
+    width = query.shape[-1]
+    return fits(query) and 16 <= width <= 256 and width & (width - 1) == 0 and query.shape[1] % kv_heads == 0
+
+
+def append(key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int) -> None:
+    """Put an entry into each of several pots. key, turned, value: [B, K, 1, D], raw, rotated, and value; slots: [B] where to.
+
+    places: addresses [3, B] int64 of the pots' raw keys, rotated keys and values, each contiguous [1, K, size, D].
+    """
+    from infinipot import fused
+
+    batch, heads, _, width = key.shape
+    key, turned, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, turned, value))
+    strides = (stride for x in (key, turned, value) for stride in x.stride()[:2])
+    with _on(key):
+        fused.append[(batch, heads)](key, turned, value, places, slots, *strides, size, width, 1 << (width - 1).bit_length())
+
+
+def attend(query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: int, scaling: float) -> Tensor:
+    """Attention of one new token a pot, in slot slots[b], over its entries up to there. query: rotated, [B, H, 1, D] -> [B, 1, H, D].
+
+    places: as for `append`. The naive twin is `attention.attention` with the slots not taken masked.
+    """
+    from infinipot import fused
+
+    batch, heads, _, width = query.shape
+    query = query if query.stride(-1) == 1 else query.contiguous()
+    group = heads // kv_heads
+    tile = max(16, 1 << (group - 1).bit_length())
+    share = max(PART, -(-size // 64 // 64) * 64)
+    parts = -(-size // share)
+    acc = torch.empty(batch * kv_heads * parts * tile, width, dtype=torch.float32, device=query.device)
+    peak, total = torch.empty(2, acc.shape[0], dtype=torch.float32, device=query.device)
+    out = torch.empty(batch, 1, heads, width, dtype=query.dtype, device=query.device)
+    with _on(query):
+        fused.attend_part[(batch, kv_heads, parts)](
+            query, places, slots, acc, peak, total, *query.stride()[:2], scaling, size, share, group, tile, width, 64
+        )
+        fused.attend_join[(batch, heads)](acc, peak, total, out, parts, group, tile, width, 1 << (parts - 1).bit_length())
+    return out

@@ -58,3 +58,25 @@ def test_rms_norm(kind: int, width: int) -> None:
     weight = torch.rand(width, generator=random).to(DEVICE, torch.bfloat16)
     # the interpreter cuts where a GPU rounds
     assert_close("norm", kernels.rms_norm(x, weight, 1e-6, kind), rms_norm(x, weight, 1e-6, kind), tolerance=8e-3 if DEVICE == "cuda" else 2e-2)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "width"), [(4, 2, 200, 32), (6, 1, 64, 64), (3, 3, 1000, 16)])
+def test_one_token_for_several_pots(heads: int, kv_heads: int, size: int, width: int) -> None:
+    """Entries go where they belong, and attention is that over the slots taken."""
+    random = torch.Generator().manual_seed(0)
+    dtype = torch.float16
+    slots = torch.tensor([0, size // 3, size - 1], device=DEVICE)
+    buffers = [[torch.randn(1, kv_heads, size, width, generator=random).to(DEVICE, dtype) for _ in range(3)] for _ in range(3)]
+    expected = [[x.clone() for x in row] for row in buffers]
+    new = [torch.randn(3, 1, kv_heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype) for _ in range(3)]
+    query = torch.randn(3, 1, heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
+    places = torch.tensor([[x.data_ptr() for x in row] for row in buffers], device=DEVICE).T.contiguous()
+    kernels.append(*new, places, slots, size)
+    got = kernels.attend(query, places, slots, size, kv_heads, 0.3)
+    for row, slot in enumerate(slots.tolist()):
+        for buffer, entry in zip(expected[row], new, strict=True):
+            buffer[0, :, slot] = entry[row, :, 0]
+        assert all(torch.equal(a, b) for a, b in zip(buffers[row], expected[row], strict=True))
+        keys, values = (x[:, :, : slot + 1].float().repeat_interleave(heads // kv_heads, dim=1) for x in expected[row][1:])
+        weights = (0.3 * query[row].float() @ keys[0].transpose(1, 2)).softmax(dim=-1)
+        assert_close(f"row {row}", got[row, 0], (weights @ values[0])[:, 0], tolerance=5e-3)
