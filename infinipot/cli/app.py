@@ -153,3 +153,28 @@ def policies(debug: bool = False) -> int:
     for name, policy in POLICIES.items():
         put(f"{name:{width}}  {policy.summary}\n")
     return 0
+
+
+@app.command("serve", epilog=EPILOG)
+@takes(POT, SAMPLING, COMMON)
+def serve(
+    model: Model,
+    given: Given,
+    host: Annotated[str, typer.Option("--host", metavar="NAME", help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", metavar="N", help="0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        Optional[str], typer.Option("--api-key", metavar="KEY", envvar="INFINIPOT_API_KEY", help="Ask for this key.", show_envvar=False)
+    ] = None,
+    pot_dir: Annotated[
+        Optional[Path], typer.Option("--pot-dir", metavar="FOLDER", help="Where pots go that have no place in memory, and come back from.")
+    ] = None,
+    max_sessions: Annotated[int, typer.Option("--max-sessions", metavar="N", help="Pots in memory, those in use among them.")] = 8,
+    queue: Annotated[int, typer.Option("--queue", metavar="N", help="Requests that may wait; more are refused.")] = 64,
+    max_body_mb: Annotated[int, typer.Option("--max-body-mb", metavar="N", help="Largest request; streamed texts have no limit.")] = 64,
+) -> int:
+    """Serve the OpenAI API, and a web page, with every conversation in a pot of fixed size."""
+    from infinipot.cli import serve
+
+    options = {"pot_dir": pot_dir, "max_sessions": max_sessions, "queue": queue}
+    serve.run(given, model, host=host, port=port, api_key=api_key, max_body_mb=max_body_mb, **options)
+    return 0

@@ -1,0 +1,76 @@
+"""`infinipot serve`: from options to a server process."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infinipot.cli.console import BadUse, say
+from infinipot.cli.options import Given
+
+if TYPE_CHECKING:
+    from infinipot.server.engine import Settings
+
+MAX_TOKENS = 1024
+"""Most tokens of an answer whose request names no number."""
+
+
+def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None) -> Settings:
+    from infinipot.options import PotConfig, Sampling, within
+    from infinipot.server.engine import Settings
+
+    for name, value, least in (("max-sessions", max_sessions, 2), ("queue", queue, 1)):
+        within(name, value, least)
+    config = PotConfig(**given.of(PotConfig))
+    if config.policy == "truncate":
+        raise BadUse("policy 'truncate' reads only the ends of a text, which a conversation has not: choose another one to serve with")
+    if pot_dir is not None:
+        try:
+            pot_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as problem:
+            raise BadUse(f"cannot use --pot-dir {pot_dir}: {problem.strerror}") from None
+        if not os.access(pot_dir, os.W_OK):
+            raise BadUse(f"cannot use --pot-dir {pot_dir}: it cannot be written to")
+    sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling), "stop": tuple(given["stop"] or ())})
+    return Settings(config=config, sampling=sampling, max_sessions=max_sessions, queue=queue, pot_dir=pot_dir)
+
+
+def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
+    """What loads the model when the server is up."""
+
+    def load() -> tuple[Any, Any]:
+        from infinipot.cli.run import silence
+        from infinipot.models import load
+
+        if not given["debug"]:
+            silence(bool(given["quiet"]))
+        try:
+            loaded = load(model, **{name: given[name] for name in ("device", "dtype") if given[name]})
+        except OSError as problem:
+            raise BadUse(str(problem)) from problem
+        if not given["quiet"]:
+            say(f"{model} is ready")
+        return loaded
+
+    return load
+
+
+def run(given: Given, model: str, *, host: str, port: int, api_key: str | None, max_body_mb: int, **options: Any) -> None:
+    try:
+        from infinipot.server.run import bound, serve
+        from infinipot.server.serving import Serving
+    except ModuleNotFoundError as problem:
+        raise BadUse(f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'") from None
+    logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
+    settings = settings_of(given, **options)
+    place = bound(host, port)
+    serving = Serving(model, loader(given, model), settings, api_key=api_key or None, max_body_bytes=max_body_mb << 20)
+    if not given["quiet"]:
+        address, number = place.getsockname()[:2]
+        say(f"http://{f'[{address}]' if ':' in address else address}:{number} (loading {model}; Ctrl-C stops)")
+        if address not in ("127.0.0.1", "::1") and not api_key:
+            say("anybody who can reach this address can use it: --api-key would ask for a key")
+    serve(serving, place)

@@ -1,0 +1,238 @@
+"""The application: routes that the OpenAI API has, and how all of them refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from infinipot import __version__
+from infinipot.server import page, potroutes
+from infinipot.server.answering import Answering
+from infinipot.server.events import Done, Event
+from infinipot.server.guard import Guard
+from infinipot.server.mailbox import Mailbox, running
+from infinipot.server.refusal import Refusal
+from infinipot.server.replies import DONE, ChatForm, CompletionForm, Form, comment, sse
+from infinipot.server.schema import REFUSALS, ChatRequest, CompletionRequest, TokenizeRequest
+from infinipot.server.serving import Served, Serving, refused
+
+ALIVE_S = 5.0
+"""A stream says something at least so often, and an error that comes within this time has an HTTP status of its own."""
+
+router = APIRouter(responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
+
+
+Work = tuple[Answering, Mailbox]
+
+
+@router.get("/v1/models")
+async def models(serving: Served) -> dict[str, Any]:
+    """The model that is served."""
+    return {"object": "list", "data": [model_card(serving)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, serving: Served) -> dict[str, Any]:
+    serving.check_model(name)
+    return model_card(serving)
+
+
+def model_card(serving: Serving) -> dict[str, Any]:
+    config = serving.settings.config
+    pot = {"size": config.pot_size, "distill_to": config.survivors, "policy": config.policy}
+    return {"id": serving.name, "object": "model", "created": 0, "owned_by": "infinipot", "pot": pot}
+
+
+@router.post("/v1/chat/completions")
+async def chat(body: ChatRequest, request: Request, serving: Served) -> Response:
+    """Answer the last message. A conversation that goes on reads only what is new."""
+    form = ChatForm(serving.name, serving.engine.words.tokenizer, bool(body.logprobs))
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return await reply(request, serving, [await serving.chat(body)], form, bool(body.stream), usage)
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request, serving: Served) -> Response:
+    """Continue one or several texts."""
+    form = CompletionForm(serving.name, serving.engine.words.tokenizer, body.logprobs is not None)
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return await reply(request, serving, await serving.completions(body), form, bool(body.stream), usage)
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, serving: Served) -> dict[str, Any]:
+    """A text's token ids, as they would be read."""
+    serving.check_model(body.model)
+    words = serving.engine.words
+    ids = await asyncio.to_thread(words.ids, body.prompt)
+    offsets = await asyncio.to_thread(words.offsets, body.prompt) if body.offsets else None
+    return {"tokens": ids, "count": len(ids), **({"offsets": offsets} if body.offsets else {})}
+
+
+@router.get("/metrics")
+async def metrics(serving: Served) -> Response:
+    """Numbers for Prometheus."""
+    return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+health_router = APIRouter()
+
+
+@health_router.get("/health", responses={503: REFUSALS[503]})
+async def health(serving: Served) -> dict[str, str]:
+    """Whether the model is loaded."""
+    serving.engine  # noqa: B018 (refuses while it is loading)
+    return {"status": "ok", "model": serving.name, "version": __version__}
+
+
+# ---------------------------------------------------------------- replies
+
+
+async def reply(request: Request, serving: Serving, works: list[Work], form: Form, stream: bool, usage: bool) -> Response:
+    if stream:
+        events = streamed(serving, works, form, usage)
+        first = await anext(events)  # a refusal that comes soon is an HTTP error, not an event
+        return StreamingResponse(chained(first, events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    async with running(serving.engine, [work for work, _ in works]):
+        answers = asyncio.gather(*(mailbox.whole() for _, mailbox in works))
+        gone = asyncio.create_task(left(request))
+        first: set[asyncio.Future[Any]] = {answers, gone}
+        try:
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if answers.done():
+                return JSONResponse(form.whole(answers.result()))
+            raise Refusal(400, "the client has left")  # nobody hears it
+        finally:
+            gone.cancel()
+            answers.cancel()
+
+
+async def left(request: Request) -> None:
+    """Returns when the client has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    async with contextlib.aclosing(rest):  # type: ignore[type-var]
+        yield first
+        async for text in rest:
+            yield text
+
+
+async def streamed(serving: Serving, works: list[Work], form: Form, usage: bool) -> AsyncIterator[str]:
+    """Server-sent events: pieces as they come, comments while there are none, [DONE]."""
+    started, reports = time.monotonic(), []
+    async with running(serving.engine, [work for work, _ in works]):
+        for number, (work, mailbox) in enumerate(works):
+            event: Event | None = await mailbox.next(ALIVE_S)
+            for chunk in form.first(number):
+                yield sse(chunk)
+            while not isinstance(event, Done):
+                if event is None:
+                    yield comment(f"read {work.tokens_read} of {len(work.prompt.ids) - work.cached_tokens} tokens")
+                else:
+                    if started:
+                        serving.metrics.first_token_s.observe(time.monotonic() - started)
+                        started = 0.0
+                    yield sse(form.piece(number, event))  # type: ignore[arg-type]
+                try:
+                    event = await mailbox.next(ALIVE_S)
+                except Refusal as problem:
+                    yield sse(problem.body())
+                    return
+            reports.append(event.report)
+            yield sse(form.end(number, event))
+        if usage:
+            yield sse(form.usage(reports))
+        yield DONE
+
+
+# ---------------------------------------------------------------- refusing
+
+
+def refuse(refusal: Refusal) -> JSONResponse:
+    headers = {"Retry-After": "5"} if refusal.status in (429, 503) else {}
+    return JSONResponse(refusal.body(), refusal.status, headers)
+
+
+async def on_refusal(request: Request, problem: Exception) -> Response:
+    return refuse(refused(problem))
+
+
+async def on_http(request: Request, problem: Exception) -> Response:
+    assert isinstance(problem, HTTPException)
+    answer = refuse(Refusal(problem.status_code, str(problem.detail)))
+    answer.headers.update(problem.headers or {})
+    return answer
+
+
+async def on_invalid(request: Request, problem: Exception) -> Response:
+    """The first thing that is wrong with a request, in a sentence."""
+    assert isinstance(problem, RequestValidationError)
+    error = problem.errors()[0]
+    where = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    place = ".".join(where)
+    text = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}.get(error["type"], error["msg"])
+    more = f" (and {len(problem.errors()) - 1} more)" if len(problem.errors()) > 1 else ""
+    message = f"{place}: {text}{more}" if place else f"the body cannot be used: {text}"
+    return refuse(Refusal(400, printable(message), code=error["type"], param=printable(place) or None))
+
+
+def printable(text: str) -> str:
+    """Without what UTF-8 cannot hold: a request may name it."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def create_app(serving: Serving) -> FastAPI:
+    """The ASGI application. The model is loaded in the background; until then all but /health, the page and the documents answer 503."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(asyncio.to_thread(serving.start))
+        yield
+        await loading
+        await asyncio.to_thread(serving.stop)
+
+    app = FastAPI(
+        title="InfiniPot",
+        version=__version__,
+        summary="An OpenAI-compatible server whose conversations live in pots of fixed size.",
+        lifespan=lifespan,
+        max_body_size=serving.max_body_bytes,
+        redoc_url=None,
+    )
+    app.state.serving = serving
+    for routes in (router, potroutes.router, health_router, page.router):
+        app.include_router(routes)
+    app.mount("/page", page.files, name="page")
+    app.add_middleware(Guard, serving=serving)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(Refusal, on_refusal)
+    app.add_exception_handler(Exception, on_refusal)
+    document = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        """FastAPI's document, less the status that it would refuse with and this server does not."""
+        if app.openapi_schema is None:
+            for path in document()["paths"].values():
+                for operation in path.values():
+                    operation["responses"].pop("422", None)
+        return document()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+__all__ = ["create_app"]

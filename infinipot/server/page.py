@@ -1,0 +1,20 @@
+"""The web page at /: files beside this one, nothing from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+
+FOLDER = Path(__file__).parent / "page_files"
+POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+
+router = APIRouter()
+files = StaticFiles(directory=FOLDER)
+
+
+@router.get("/", include_in_schema=False)
+async def index() -> FileResponse:
+    return FileResponse(FOLDER / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})

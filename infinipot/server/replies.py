@@ -1,0 +1,121 @@
+"""Replies as OpenAI's clients expect them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from infinipot.server.events import Done, Likely, Piece
+
+DONE = "data: [DONE]\n\n"
+
+
+def sse(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
+
+def comment(text: str) -> str:
+    """A line that clients skip: it keeps the connection alive."""
+    return f": {text}\n\n"
+
+
+class Form:
+    """How one request's reply looks. Chat and completions differ in the names of things only."""
+
+    kind: str
+    chunk_kind: str
+    prefix: str
+
+    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, wants_logprobs: bool) -> None:
+        self.model, self.tokenizer, self.wants_logprobs = model, tokenizer, wants_logprobs
+        self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
+
+    def token(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more}
+
+    def whole(self, answers: Sequence[tuple[str, list[Likely], Done]]) -> dict[str, Any]:
+        """The reply that is not streamed. answers: text, probabilities and end of each."""
+        choices = [
+            {"index": number, **self.said(text), "logprobs": self.logprobs(likely), "finish_reason": done.reason}
+            for number, (text, likely, done) in enumerate(answers)
+        ]
+        return self._envelope(self.kind, choices, usage=total([done.report for _, _, done in answers]))
+
+    def first(self, number: int) -> list[dict[str, Any]]:
+        """Chunks that come before any text."""
+        return []
+
+    def piece(self, number: int, piece: Piece) -> dict[str, Any]:
+        choice = {"index": number, **self.delta(piece.text), "logprobs": self.logprobs(piece.likely), "finish_reason": None}
+        return self._envelope(self.chunk_kind, [choice])
+
+    def end(self, number: int, done: Done) -> dict[str, Any]:
+        return self._envelope(self.chunk_kind, [{"index": number, **self.delta(""), "logprobs": None, "finish_reason": done.reason}])
+
+    def usage(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._envelope(self.chunk_kind, [], usage=total(reports))
+
+    def said(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def delta(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+
+class ChatForm(Form):
+    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def first(self, number: int) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [self._envelope(self.chunk_kind, [{"index": number, "delta": delta, "logprobs": None, "finish_reason": None}])]
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
+            text = self.token(token)
+            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+        if not self.wants_logprobs:
+            return None
+        return {"content": [{**entry(one.token, one.logprob), "top_logprobs": [entry(*top) for top in one.top]} for one in likely]}
+
+
+class CompletionForm(Form):
+    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def said(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    delta = said
+
+    def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
+        if not self.wants_logprobs:
+            return None
+        tokens = [self.token(one.token) for one in likely]
+        starts = list(itertools.accumulate(map(len, tokens), initial=0))[:-1]
+        tops = [{self.token(token): logprob for token, logprob in one.top} if one.logprob is not None else None for one in likely]
+        return {"tokens": tokens, "token_logprobs": [one.logprob for one in likely], "top_logprobs": tops, "text_offset": starts}
+
+
+def total(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """One usage for all answers of a request; `pot` is that of the last."""
+    usage = {name: sum(report[name] for report in reports) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    cached = sum(report["prompt_tokens_details"]["cached_tokens"] for report in reports)
+    return {**usage, "prompt_tokens_details": {"cached_tokens": cached}, "pot": reports[-1]["pot"]}

@@ -1,0 +1,51 @@
+"""A server process: its socket, its life, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+
+import uvicorn
+
+from infinipot.server.app import create_app
+from infinipot.server.serving import Serving
+
+GRACE_S = 5
+"""How long requests in progress may take to end when the server is told to stop."""
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 takes a free one. Raises ValueError with the reason why not."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        place = socket.socket(family, kind, protocol)
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(address)
+    except OSError as problem:
+        why = "another program listens there: choose another --port" if problem.errno == errno.EADDRINUSE else problem.strerror
+        raise ValueError(f"cannot listen on {host}:{port}: {why}") from None
+    except OverflowError:
+        raise ValueError(f"port {port} is not allowed: it must be between 0 and 65535") from None
+    return place
+
+
+class _Server(uvicorn.Server):
+    """Ends, too, when the model could not be loaded."""
+
+    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+        super().__init__(config)
+        self.serving = serving
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.serving.failure is not None
+
+
+def serve(serving: Serving, place: socket.socket) -> None:
+    """Serve until a signal says stop. Raises what kept the model from being loaded."""
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    config = uvicorn.Config(create_app(serving), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="on", ws="none")
+    asyncio.run(_Server(config, serving).serve(sockets=[place]))
+    if serving.failure is not None:
+        raise serving.failure

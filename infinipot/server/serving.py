@@ -1,0 +1,182 @@
+"""From a request's fields to works for the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from infinipot.options import PotConfig, Sampling
+from infinipot.policies import POLICIES
+from infinipot.server.answering import Answering
+from infinipot.server.echoing import Echoing
+from infinipot.server.engine import Engine, Settings
+from infinipot.server.mailbox import Mailbox, ask
+from infinipot.server.metrics import Metrics
+from infinipot.server.pots import Pots
+from infinipot.server.refusal import Refusal, refusal_of
+from infinipot.server.schema import ChatRequest, CompletionRequest, Options, PotOptions
+from infinipot.server.words import Behind
+
+log = logging.getLogger("infinipot")
+
+
+def config_of(given: PotOptions, base: PotConfig) -> PotConfig:
+    """The server's pot with what the request says otherwise. A request never gets a larger pot, or one without a bound."""
+    wanted = {name: value for name in PotOptions.model_fields if (value := getattr(given, name)) is not None}
+    if wanted.get("catalyst") == "question":
+        wanted["catalyst"] = None  # the same here: the question is always known
+    try:
+        config = dataclasses.replace(base, **wanted)
+    except (ValueError, TypeError) as problem:
+        raise Refusal(400, str(problem)) from None
+    if config.pot_size > base.pot_size:
+        raise Refusal(400, f"pot_size={config.pot_size} is not allowed: this server's pots hold {base.pot_size} entries", param="pot_size")
+    if POLICIES[config.policy].reads != POLICIES[base.policy].reads:
+        raise Refusal(400, f"policy={config.policy!r} is not allowed: it does not read all of a text in a pot of fixed size", param="policy")
+    return config
+
+
+class Serving:
+    """A model that is being served: loaded in the background, then asked through the engine."""
+
+    def __init__(
+        self, model: str, load: Callable[[], tuple[Any, Any]], settings: Settings, *, api_key: str | None = None, max_body_bytes: int = 1 << 26
+    ) -> None:
+        path = Path(model)
+        self.name = path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
+        self.names = {self.name, model}
+        self.settings, self.api_key, self.max_body_bytes = settings, api_key, max_body_bytes
+        self.metrics = Metrics()
+        self.failure: Exception | None = None
+        """Why the model could not be loaded."""
+        self._load = load
+        self._engine: Engine | None = None
+        self._pots: Pots | None = None
+
+    def start(self) -> None:
+        """Load the model and begin. Blocks; what fails is in `failure`."""
+        from infinipot.host import Host
+
+        try:
+            model, tokenizer = self._load()
+            engine = Engine(Host(model), tokenizer, self.settings, self.metrics)
+            engine.start()
+            self._pots, self._engine = Pots(engine), engine
+        except Exception as problem:
+            self.failure = problem
+
+    def stop(self) -> None:
+        if self._engine is not None:
+            self._engine.stop()
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise Refusal(503, "the model is being loaded: try again in a moment", code="loading")
+        return self._engine
+
+    @property
+    def pots(self) -> Pots:
+        self.engine  # noqa: B018 (refuses while there is none)
+        assert self._pots is not None
+        return self._pots
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model not in self.names:
+            raise Refusal(404, f"there is no model {model!r} here; this server has {self.name!r}", code="model_not_found", param="model")
+
+    def _sampling(self, given: Options, max_tokens: int | None) -> Sampling:
+        wanted = {name: getattr(given, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed") if getattr(given, name) is not None}
+        if given.stop is not None:
+            wanted["stop"] = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop)
+        if max_tokens:
+            wanted["max_tokens"] = max_tokens
+        return dataclasses.replace(self.settings.sampling, **wanted)
+
+    async def _pot(self, given: Options) -> tuple[Behind | None, PotConfig]:
+        """What stands before the prompt, and the pot's options: those of the named pot, if there is one."""
+        if given.pot is None:
+            return None, config_of(given, self.settings.config)
+        set_anyway = next((name for name in PotOptions.model_fields if getattr(given, name) is not None), None)
+        if set_anyway is not None:
+            raise Refusal(400, f"{set_anyway} cannot be changed: the pot {given.pot!r} was filled with options of its own", param=set_anyway)
+        name = given.pot
+        return await ask(self.engine, lambda: self.pots.behind(name))
+
+    async def chat(self, body: ChatRequest) -> tuple[Answering, Mailbox]:
+        engine, mailbox = self.engine, Mailbox()
+        self.check_model(body.model)
+        if body.max_tokens is not None and body.max_completion_tokens is not None:
+            raise Refusal(400, "max_tokens and max_completion_tokens are both given: use one", param="max_tokens")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise Refusal(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        behind, config = await self._pot(body)
+        prompt = await asyncio.to_thread(engine.words.chat, body.messages, config, behind)
+        return (
+            Answering(
+                config,
+                prompt,
+                self._sampling(body, max_tokens),
+                engine.words,
+                mailbox.send,
+                reserved=max_tokens is not None,
+                top=(body.top_logprobs or 0) if body.logprobs else None,
+                pot=body.pot,
+                label=body.session,
+            ),
+            mailbox,
+        )
+
+    async def completions(self, body: CompletionRequest) -> list[tuple[Answering, Mailbox]]:
+        """One work for each prompt."""
+        engine = self.engine
+        self.check_model(body.model)
+        if not body.echo and body.max_tokens == 0:
+            raise Refusal(400, "max_tokens=0 is only allowed with echo", param="max_tokens")
+        if body.echo and (body.stream or body.pot or body.session):
+            raise Refusal(400, "echo does not go together with stream, pot or session: leave one out", param="echo")
+        several = not isinstance(body.prompt, str) and not all(isinstance(one, int) for one in body.prompt)
+        prompts: list[Any] = list(body.prompt) if several else [body.prompt]  # type: ignore[arg-type]
+        if not 1 <= len(prompts) <= 128:
+            raise Refusal(400, f"{len(prompts)} prompts are given: between 1 and 128 are allowed", param="prompt")
+        behind, config = await self._pot(body)
+        works = []
+        for one in prompts:
+            try:
+                prompt = await asyncio.to_thread(engine.words.plain, one, config, behind)
+            except ValueError as problem:
+                raise Refusal(400, str(problem), param="prompt") from None
+            mailbox, sampling = Mailbox(), self._sampling(body, body.max_tokens)
+            given: dict[str, Any] = {"reserved": body.max_tokens is not None, "top": body.logprobs}
+            if body.echo:
+                work: Answering = Echoing(
+                    config, prompt, sampling, engine.words, mailbox.send, host=engine.host, silent=body.max_tokens == 0, **given
+                )
+            else:
+                given |= {"pot": body.pot, "label": body.session, "kept": body.session is not None}
+                work = Answering(config, prompt, sampling, engine.words, mailbox.send, **given)
+            works.append((work, mailbox))
+        return works
+
+
+def serving_of(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+Served = Annotated[Serving, Depends(serving_of)]
+
+
+def refused(problem: Exception) -> Refusal:
+    """For handlers: what went wrong in them, as a client is told. What is the server's fault is logged."""
+    refusal = refusal_of(problem)
+    if refusal.status >= 500 and not isinstance(problem, Refusal):
+        log.error("a request failed: %s", problem, exc_info=problem)
+    return refusal

@@ -1,0 +1,74 @@
+"""What one request asks of the engine, in slices small enough that nobody waits long for the others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator
+from pathlib import Path
+
+from infinipot.host import Host
+from infinipot.options import PotConfig
+from infinipot.server.events import Send
+from infinipot.server.shelf import Held, Shelf
+from infinipot.session import Session
+
+
+class Work:
+    """Ids to be read into a session of its own, slice by slice. session: None until the engine has a place for it."""
+
+    host: Host | None = None
+    """Whoever reads for this work; None: the engine's own."""
+    answering = False
+    """Whether it waits for its next token."""
+    ended = False
+    tokens: Generator[int, None, None] | None = None
+    """The answer, once it has begun."""
+
+    def __init__(self, config: PotConfig, send: Send, *, system: str | None, templated: bool) -> None:
+        self.config, self.send, self.system, self.templated = config, send, system, templated
+        self.session: Session | None = None
+        self.pending: deque[list[int]] = deque()
+        self.question: str | list[int] | None = None
+        """What is distilled by."""
+        self.served = 0.0
+        """When it last had a slice."""
+        self.tokens_read = 0
+
+    @property
+    def own(self) -> Session:
+        assert self.session is not None
+        return self.session
+
+    @property
+    def readable(self) -> bool:
+        """Whether there is something to do now, other than taking the next token."""
+        return bool(self.pending)
+
+    def find(self, shelf: Shelf) -> Held | Path | None:
+        """The pot to go on from: on the shelf, or on disk. None: an empty one. Raises Refusal."""
+        return None
+
+    def start(self, session: Session, source: Held | None, shelf: Shelf) -> None:
+        """Go on in this session, whose pot came from `source`."""
+        self.session = session
+
+    def read(self, most_tokens: int) -> None:
+        """Read a slice."""
+        ids = self.pending.popleft()
+        if len(ids) > most_tokens:
+            self.pending.appendleft(ids[most_tokens:])
+        self.own.append(ids[:most_tokens], question=self.question)
+        self.tokens_read += len(ids[:most_tokens])
+
+    def take(self, token: int | None) -> None:
+        """The answer's next token; None: it has ended."""
+        raise AssertionError(f"{type(self).__name__} has no answer")
+
+    def keep(self, shelf: Shelf) -> None:
+        """Put on the shelf what is to stay, when all is done."""
+
+    def drop(self) -> None:
+        """Let go of the session: nothing of this work stays."""
+        if self.tokens is not None:
+            self.tokens.close()
+        self.session = None
