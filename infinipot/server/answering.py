@@ -121,6 +121,7 @@ class Answering(Work):
         """The answer's next token; None: it has ended."""
         if token is not None:
             self.said.append(token)
+            self.tokens_said += 1
             self._show(self.pieces.push(token))
         if token is None or self.pieces.stopped or len(self.said) >= self.sampling.max_tokens:
             assert self.tokens is not None

@@ -106,9 +106,9 @@ async def reply(request: Request, serving: Serving, works: list[Work], form: For
     async with running(serving.engine, [work for work, _ in works]):
         answers = asyncio.gather(*(mailbox.whole() for _, mailbox in works))
         gone = asyncio.create_task(left(request))
-        first: set[asyncio.Future[Any]] = {answers, gone}
+        either: set[asyncio.Future[Any]] = {answers, gone}
         try:
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if answers.done():
                 return JSONResponse(form.whole(answers.result()))
             raise Refusal(400, "the client has left")  # nobody hears it
@@ -211,6 +211,7 @@ def create_app(serving: Serving) -> FastAPI:
         lifespan=lifespan,
         max_body_size=serving.max_body_bytes,
         redoc_url=None,
+        redirect_slashes=False,
     )
     app.state.serving = serving
     for routes in (router, potroutes.router, health_router, page.router):

@@ -141,12 +141,13 @@ class Engine:
         return bool(readers or rows)
 
     def _read(self, work: Work, most_tokens: int) -> None:
-        before = work.tokens_read
+        read, said = work.tokens_read, work.tokens_said
         try:
             work.read(most_tokens)
         except Exception as problem:
             self.fail(work, problem)
-        self.metrics.read.inc(work.tokens_read - before)
+        self.metrics.read.inc(work.tokens_read - read)
+        self.metrics.generated.inc(work.tokens_said - said)
         if work.ended:
             self._finish(work)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import array
-import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 from infinipot.options import PotConfig
 from infinipot.server.events import Done, Send, pot_of
 from infinipot.server.refusal import Refusal
-from infinipot.server.shelf import Held, Shelf, scope_of
+from infinipot.server.shelf import Held, Shelf, content_of
 from infinipot.server.words import Behind
 from infinipot.server.work import Work
 from infinipot.session import Session
@@ -49,7 +47,6 @@ class Filling(Work):
         self.name, self.question, self.roomy = name, question, roomy
         self.complete = False
         self.waiting_tokens = 0
-        self.content = hashlib.sha256(scope_of(config, True, "", repr(system)).encode())
         self.watchers: list[Callable[[dict[str, Any]], None]] = []
         self._told = 0.0
 
@@ -57,7 +54,6 @@ class Filling(Work):
         if ids:
             self.pending.append(ids)
             self.waiting_tokens += len(ids)
-            self.content.update(array.array("q", ids).tobytes())
 
     @property
     def readable(self) -> bool:
@@ -83,7 +79,7 @@ class Filling(Work):
     def keep(self, shelf: Shelf) -> None:
         if self.own.pot.hidden is None:
             raise Refusal(400, "the text is empty: there is nothing to read")
-        content = self.content.hexdigest()
+        content = content_of(self.own)
         shelf.delete(self.name, missing_ok=True)
         shelf.put(Held(self.own, (0, content), Behind(self.system, True, in_text=True, answered=False), name=self.name, content=content))
         self.tell("ready", always=True)

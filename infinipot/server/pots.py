@@ -9,7 +9,7 @@ from typing import Any
 from infinipot.server.engine import Engine
 from infinipot.server.filling import Filling, view
 from infinipot.server.refusal import Refusal
-from infinipot.server.shelf import Held, header_of, opened, unknown
+from infinipot.server.shelf import Held, content_of, header_of, opened, unknown
 from infinipot.server.words import Behind
 
 
@@ -53,7 +53,7 @@ class Pots:
             raise Refusal(404, f"there is no conversation with session {label!r} in memory", code="session_not_found", param="session")
         if self.engine.seats.full and self.shelf.victim(besides=held) is None:
             raise Refusal(503, "there is no place for another pot now: try again later", code="no_room")
-        content = held.key[1]
+        content = content_of(held.session)
         self.shelf.delete(name, missing_ok=True)
         self.shelf.put(Held(held.session.fork(), (0, content), held.behind, name=name, content=content))
         return self.about(name)

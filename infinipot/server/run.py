@@ -31,11 +31,14 @@ def bound(host: str, port: int) -> socket.socket:
     return place
 
 
-class _Server(uvicorn.Server):
-    """Ends, too, when the model could not be loaded."""
+class Server(uvicorn.Server):
+    """Ends when it is told to, or when the model could not be loaded."""
 
-    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
-        super().__init__(config)
+    def __init__(self, serving: Serving) -> None:
+        app = create_app(serving)
+        super().__init__(
+            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="on", ws="none", http="h11")
+        )
         self.serving = serving
 
     async def on_tick(self, counter: int) -> bool:
@@ -45,7 +48,6 @@ class _Server(uvicorn.Server):
 def serve(serving: Serving, place: socket.socket) -> None:
     """Serve until a signal says stop. Raises what kept the model from being loaded."""
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    config = uvicorn.Config(create_app(serving), log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="on", ws="none")
-    asyncio.run(_Server(config, serving).serve(sockets=[place]))
+    asyncio.run(Server(serving).serve(sockets=[place]))
     if serving.failure is not None:
         raise serving.failure

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.files import describe
@@ -167,13 +168,23 @@ def unknown(name: str) -> Refusal:
     return Refusal(404, f"there is no pot {name!r}; GET /v1/pots lists them", code="pot_not_found", param="pot")
 
 
+def content_of(session: Session) -> str:
+    """What tells a pot from any other, in memory as after coming back from disk: where its reading has led."""
+    pot = session.pot
+    assert pot.hidden is not None
+    content = hashlib.sha256(repr((scope_of(session.config, True), pot.tokens_read, session.system)).encode())
+    for tensor in (pot.hidden, pot.newest):
+        content.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
 def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int) -> Held:
     """A pot from its file. Raises PotFileError."""
     session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens)
     header = describe(path)
     behind = behind_of(header)
     if name is not None:
-        content = header["content_sha256"]
+        content = content_of(session)
         return Held(session, (0, content), behind, name=name, content=content, saved=True)
     match = CONVERSATION.match(path.name.removesuffix(SUFFIX))
     assert match is not None

@@ -32,7 +32,7 @@ class Work:
         """What is distilled by."""
         self.served = 0.0
         """When it last had a slice."""
-        self.tokens_read = 0
+        self.tokens_read = self.tokens_said = 0
 
     @property
     def own(self) -> Session:

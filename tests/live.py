@@ -1,0 +1,75 @@
+"""A server on a free port, in a thread, with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx2 as httpx
+import openai
+from tiny import make_tiny, make_tokenizer
+
+from infinipot import PotConfig, Sampling
+from infinipot.server.engine import Settings
+from infinipot.server.run import Server, bound
+from infinipot.server.serving import Serving
+
+CONFIG = PotConfig(pot_size=256, distill_to=128, chunk_tokens=64)
+
+
+class Live:
+    """What tests need of a running server."""
+
+    def __init__(self, serving: Serving, port: int) -> None:
+        self.serving, self.url = serving, f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=60)
+        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=serving.api_key or "none", max_retries=0, timeout=60)
+
+    def chat(self, *said: str, **options: Any) -> Any:
+        """The reply to a conversation: user, assistant, user ..."""
+        messages = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said)]
+        extra = {name: options.pop(name) for name in ("pot", "session", "pot_size", "policy", "novelty") if name in options}
+        return self.openai.chat.completions.create(model="tiny", messages=messages, extra_body=extra, **{"max_tokens": 12, **options})
+
+    def gauge(self, name: str) -> float:
+        line = next(line for line in self.http.get("/metrics").text.splitlines() if line.startswith(name + " "))
+        return float(line.split()[1])
+
+    def wait(self, name: str, value: float, timeout_s: float = 20) -> None:
+        """Until a gauge has a value."""
+        until = time.monotonic() + timeout_s
+        while self.gauge(name) != value:
+            assert time.monotonic() < until, f"{name} is {self.gauge(name)}, not {value}"
+            time.sleep(0.02)
+
+
+def tiny() -> tuple[Any, Any]:
+    """A model that never ends an answer by itself, and its tokenizer."""
+    model = make_tiny("llama")
+    model.lm_head.weight.data[:4] = 0
+    return model, make_tokenizer()
+
+
+@contextmanager
+def live(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Live]:
+    settings = {"config": CONFIG, "sampling": Sampling(max_tokens=40), **(settings or {})}
+    serving = Serving("tiny", options.pop("load", tiny), Settings(**settings), **options)
+    place = bound("127.0.0.1", 0)
+    server = Server(serving)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[place])), daemon=True)
+    thread.start()
+    here = Live(serving, place.getsockname()[1])
+    until = time.monotonic() + 30
+    while not (server.started and here.http.get("/health").status_code == 200):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    try:
+        yield here
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
