@@ -14,6 +14,7 @@ import openai
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Sampling
+from infinipot.server.app import create_app
 from infinipot.server.engine import Settings
 from infinipot.server.run import Server, bound
 from infinipot.server.serving import Serving
@@ -73,3 +74,8 @@ def live(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Liv
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+def document() -> dict[str, Any]:
+    """The server's OpenAPI document, without a server."""
+    return create_app(Serving("tiny", tiny, Settings())).openapi()

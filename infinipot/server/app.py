@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
@@ -23,7 +23,7 @@ from infinipot.server.guard import Guard
 from infinipot.server.mailbox import Mailbox, running
 from infinipot.server.refusal import Refusal
 from infinipot.server.replies import DONE, ChatForm, CompletionForm, Form, comment, sse
-from infinipot.server.schema import REFUSALS, ChatRequest, CompletionRequest, TokenizeRequest
+from infinipot.server.schema import REFUSALS, STREAMS, ChatRequest, CompletionRequest, TokenizeRequest
 from infinipot.server.serving import Served, Serving, refused
 
 ALIVE_S = 5.0
@@ -53,7 +53,7 @@ def model_card(serving: Serving) -> dict[str, Any]:
     return {"id": serving.name, "object": "model", "created": 0, "owned_by": "infinipot", "pot": pot}
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=STREAMS)
 async def chat(body: ChatRequest, request: Request, serving: Served) -> Response:
     """Answer the last message. A conversation that goes on reads only what is new."""
     form = ChatForm(serving.name, serving.engine.words.tokenizer, bool(body.logprobs))
@@ -61,7 +61,7 @@ async def chat(body: ChatRequest, request: Request, serving: Served) -> Response
     return await reply(request, serving, [await serving.chat(body)], form, bool(body.stream), usage)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=STREAMS)
 async def completions(body: CompletionRequest, request: Request, serving: Served) -> Response:
     """Continue one or several texts."""
     form = CompletionForm(serving.name, serving.engine.words.tokenizer, body.logprobs is not None)
@@ -79,7 +79,7 @@ async def tokenize(body: TokenizeRequest, serving: Served) -> dict[str, Any]:
     return {"tokens": ids, "count": len(ids), **({"offsets": offsets} if body.offsets else {})}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(serving: Served) -> Response:
     """Numbers for Prometheus."""
     return Response(generate_latest(serving.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -209,7 +209,6 @@ def create_app(serving: Serving) -> FastAPI:
         version=__version__,
         summary="An OpenAI-compatible server whose conversations live in pots of fixed size.",
         lifespan=lifespan,
-        max_body_size=serving.max_body_bytes,
         redoc_url=None,
         redirect_slashes=False,
     )

@@ -18,7 +18,7 @@ from infinipot.server.filling import Filling
 from infinipot.server.mailbox import Mailbox, ask
 from infinipot.server.refusal import Refusal
 from infinipot.server.replies import DONE, sse
-from infinipot.server.schema import NAME, REFUSALS, NewPot
+from infinipot.server.schema import NAME, REFUSALS, STREAMS, NewPot
 from infinipot.server.serving import Served, Serving, config_of
 from infinipot.text import BLOCK, LONGEST, boundary
 
@@ -92,7 +92,7 @@ async def create(body: NewPot, serving: Served) -> dict[str, Any]:
     return await Receiving(serving, name, body).all(whole())
 
 
-@router.put("/{name}", status_code=201, openapi_extra=TEXT_BODY, max_body_size=1 << 62)
+@router.put("/{name}", status_code=201, openapi_extra=TEXT_BODY)
 async def stream(name: PotName, request: Request, serving: Served, given: Annotated[schema.FillOptions, Query()]) -> dict[str, Any]:
     """Stream a text of any length, UTF-8, into a named pot: it is received as fast as it is read, and never held whole."""
 
@@ -120,7 +120,7 @@ async def about(name: PotName, serving: Served, places: bool = False) -> dict[st
     return await ask(serving.engine, lambda: serving.pots.about(name, places))
 
 
-@router.get("/{name}/events")
+@router.get("/{name}/events", responses=STREAMS)
 async def events(name: PotName, serving: Served) -> StreamingResponse:
     """Watch a pot being filled: server-sent events with what it keeps, until it is ready."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()

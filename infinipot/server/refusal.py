@@ -19,7 +19,8 @@ class Refusal(Exception):
 
     def body(self) -> dict[str, Any]:
         kind = "rate_limit_error" if self.status == 429 else "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        message = self.message.encode("utf-8", "replace").decode()  # it may quote what UTF-8 cannot hold
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def out_of_memory(problem: BaseException) -> bool:

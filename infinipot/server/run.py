@@ -9,6 +9,7 @@ import socket
 
 import uvicorn
 
+from infinipot.options import within
 from infinipot.server.app import create_app
 from infinipot.server.serving import Serving
 
@@ -18,6 +19,7 @@ GRACE_S = 5
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0 takes a free one. Raises ValueError with the reason why not."""
+    within("port", port, 0, 65535)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         place = socket.socket(family, kind, protocol)
@@ -26,8 +28,6 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as problem:
         why = "another program listens there: choose another --port" if problem.errno == errno.EADDRINUSE else problem.strerror
         raise ValueError(f"cannot listen on {host}:{port}: {why}") from None
-    except OverflowError:
-        raise ValueError(f"port {port} is not allowed: it must be between 0 and 65535") from None
     return place
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """A pot's name: letters, digits, _ and -; it can never leave the folder it is saved in."""
 Name = Annotated[str, Field(pattern=NAME, examples=["book"])]
-Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+def whole_characters(text: str) -> str:
+    """Refuse halves of characters, which JSON can spell and no text can hold."""
+    text.encode()
+    return text
+
+
+Text = Annotated[str, AfterValidator(whole_characters)]
+Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 
 
 class Strict(BaseModel):
@@ -18,13 +27,13 @@ class Strict(BaseModel):
 
 class TextPart(Strict):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = Field(None, description="Accepted, not used.")
+    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    name: Text | None = Field(None, description="Accepted, not used.")
     refusal: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     """Clients send answers back with these two fields empty."""
@@ -40,9 +49,9 @@ class PotOptions(Strict):
 
     pot_size: int | None = Field(None, ge=2, le=2**31, description="Entries of the pot; not above the server's.")
     distill_to: int | None = Field(None, ge=1, le=2**31, description="Entries that survive a distillation.")
-    policy: str | None = Field(None, description="How survivors are chosen.", examples=["infinipot"])
+    policy: Text | None = Field(None, description="How survivors are chosen.", examples=["infinipot"])
     novelty: float | None = Field(None, ge=0, le=1, description="Share of the survivors chosen by novelty.")
-    catalyst: str | None = Field(None, max_length=10_000, description="`question`, `general`, ... or a prompt of your own.")
+    catalyst: Text | None = Field(None, max_length=10_000, description="`question`, `general`, ... or a prompt of your own.")
     sinks: int | None = Field(None, ge=0, le=2**31)
     recent: int | None = Field(None, ge=0, le=2**31)
     pool: int | None = Field(None, ge=0, le=2**31)
@@ -51,7 +60,7 @@ class PotOptions(Strict):
 class Options(PotOptions):
     """What chat and completions share."""
 
-    model: str = Field(examples=["smollm2"])
+    model: Text = Field(examples=["smollm2"])
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0, le=2**31)
@@ -64,7 +73,7 @@ class Options(PotOptions):
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    user: str | None = Field(None, description="Accepted, not used.")
+    user: Text | None = Field(None, description="Accepted, not used.")
     metadata: dict[str, str] | None = Field(None, description="Accepted, not used.")
     store: bool | None = Field(None, description="Accepted, not used.")
     pot: Name | None = Field(None, description="Answer from a fork of this named pot, which stays as it was.")
@@ -84,7 +93,7 @@ class ChatRequest(Options):
 
 
 class CompletionRequest(Options):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: int | None = Field(None, ge=0, le=2**31, description="0 only with echo: the prompt's own log probabilities.")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(None, description="The answer begins with the prompt; with logprobs, the prompt's tokens have theirs.")
@@ -93,16 +102,16 @@ class CompletionRequest(Options):
 
 
 class TokenizeRequest(Strict):
-    model: str | None = None
-    prompt: str
+    model: Text | None = None
+    prompt: Text
     offsets: bool = Field(False, description="Also say where each token begins, in characters.")
 
 
 class FillOptions(PotOptions):
     """How a text is read into a named pot."""
 
-    question: str | None = Field(None, min_length=1, max_length=100_000, description="What will be asked, if it is known: the catalyst.")
-    system: str | None = Field(None, min_length=1, max_length=1_000_000, description="A system prompt; it is never distilled.")
+    question: Text | None = Field(None, min_length=1, max_length=100_000, description="What will be asked, if it is known: the catalyst.")
+    system: Text | None = Field(None, min_length=1, max_length=1_000_000, description="A system prompt; it is never distilled.")
     replace: bool = Field(False, description="Take the place of a pot of the same name.")
 
 
@@ -110,7 +119,7 @@ class NewPot(FillOptions):
     """A text to be read into a named pot, or a conversation (its `session`) to be named."""
 
     name: Name
-    text: str | None = None
+    text: Text | None = None
     session: Name | None = None
 
 
@@ -137,3 +146,4 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorReply, "description": "Too many requests are waiting."},
     503: {"model": ErrorReply, "description": "Not now: the model is loading, memory or disk are full."},
 }
+STREAMS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
