@@ -173,7 +173,7 @@ class Engine:
 
     def fail(self, work: Work, problem: Exception) -> None:
         """What went wrong is told to the client that it concerns; the others do not notice."""
-        refusal = refusal_of(problem)
+        refusal = refusal_of(problem, given=True)
         if refusal.status >= 500:
             self.metrics.failures.labels(refusal.code or "").inc()
             log.error("a request failed: %s", problem, exc_info=None if isinstance(problem, Refusal) else problem)

@@ -11,6 +11,7 @@ import torch
 from infinipot.options import PotConfig
 from infinipot.server.events import Done, Send, pot_of
 from infinipot.server.refusal import Refusal
+from infinipot.server.schema import FillOptions
 from infinipot.server.shelf import Held, Shelf, content_of
 from infinipot.server.words import Behind
 from infinipot.server.work import Work
@@ -42,9 +43,9 @@ def view(session: Session, name: str, state: str, places: bool) -> dict[str, Any
 class Filling(Work):
     """A text on its way into a named pot. Ids are fed by whoever receives the text; `complete` says that there are no more."""
 
-    def __init__(self, config: PotConfig, name: str, question: str | None, system: str | None, send: Send, roomy: Callable[[], None]) -> None:
-        super().__init__(config, send, system=system, templated=True)
-        self.name, self.question, self.roomy = name, question, roomy
+    def __init__(self, config: PotConfig, name: str, given: FillOptions, send: Send, roomy: Callable[[], None]) -> None:
+        super().__init__(config, send, system=given.system, templated=True)
+        self.name, self.question, self.expendable, self.roomy = name, given.question, given.expendable, roomy
         self.complete = False
         self.waiting_tokens = 0
         self.watchers: list[Callable[[dict[str, Any]], None]] = []
@@ -81,7 +82,8 @@ class Filling(Work):
             raise Refusal(400, "the text is empty: there is nothing to read")
         content = content_of(self.own)
         shelf.delete(self.name, missing_ok=True)
-        shelf.put(Held(self.own, (0, content), Behind(self.system, True, in_text=True, answered=False), name=self.name, content=content))
+        behind = Behind(self.system, True, in_text=True, answered=False)
+        shelf.put(Held(self.own, (0, content), behind, name=self.name, content=content, expendable=self.expendable))
         self.tell("ready", always=True)
         self.send(Done("filled", view(self.own, self.name, "ready", places=False)))
 

@@ -37,7 +37,7 @@ class Receiving:
         self.serving, self.engine, self.mailbox, self.replace = serving, serving.engine, Mailbox(), given.replace
         self.roomy = asyncio.Event()
         config = config_of(given, serving.settings.config)
-        self.filling = Filling(config, name, given.question, given.system, self.mailbox.send, self._read)
+        self.filling = Filling(config, name, given, self.mailbox.send, self._read)
 
     def _read(self) -> None:
         """Called in the engine's thread after every slice."""
@@ -99,8 +99,11 @@ async def stream(name: PotName, request: Request, serving: Served, given: Annota
     async def pieces() -> AsyncIterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
         try:
+            first = True
             async for block in request.stream():
-                yield decoder.decode(block)
+                text = decoder.decode(block)
+                yield text.removeprefix("\ufeff") if first else text
+                first = first and not text
             yield decoder.decode(b"", final=True)
         except UnicodeDecodeError as problem:
             raise Refusal(400, f"the text is not UTF-8: {problem.reason}") from None

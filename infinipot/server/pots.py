@@ -24,7 +24,8 @@ class Pots:
             raise Refusal(
                 409, f"there is a pot {name!r} already: delete it, choose another name, or say replace", code="pot_exists", param="name"
             )
-        there = {held.name for held in self.shelf.held if held.name} | set(self.filling)
+        there = {held.name for held in self.shelf.held if self.shelf.stays(held)}
+        there |= {name for name, work in self.filling.items() if not work.expendable}
         if self.shelf.folder is None and len(there - {name}) >= self.engine.settings.max_sessions - 1:
             raise Refusal(
                 409,

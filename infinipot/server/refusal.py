@@ -28,8 +28,11 @@ def out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(problem)
 
 
-def refusal_of(problem: BaseException) -> Refusal:
-    """What a client is told about a problem in its request. What is not the client's doing says nothing of the server's inside."""
+def refusal_of(problem: BaseException, given: bool = False) -> Refusal:
+    """What a client is told about a problem with its request.
+
+    given: whether a ValueError tells of what the client gave. What is not the client's doing says nothing of the server's inside.
+    """
     if isinstance(problem, Refusal):
         return problem
     if out_of_memory(problem):
@@ -37,6 +40,6 @@ def refusal_of(problem: BaseException) -> Refusal:
     if isinstance(problem, PotFileError):
         full = isinstance(problem.__cause__, OSError) and problem.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
         return Refusal(503, str(problem), code="disk_full") if full else Refusal(409, str(problem), code="pot_unusable", param="pot")
-    if isinstance(problem, (ValueError, TypeError)):
+    if isinstance(problem, ValueError) and given:
         return Refusal(400, " ".join(str(problem).split()))
     return Refusal(500, "the server failed at this request; its log says why", code="internal_error")

@@ -112,6 +112,7 @@ class FillOptions(PotOptions):
 
     question: Text | None = Field(None, min_length=1, max_length=100_000, description="What will be asked, if it is known: the catalyst.")
     system: Text | None = Field(None, min_length=1, max_length=1_000_000, description="A system prompt; it is never distilled.")
+    expendable: bool = Field(False, description="When places are needed it may go, like a conversation, without being saved.")
     replace: bool = Field(False, description="Take the place of a pot of the same name.")
 
 

@@ -54,6 +54,8 @@ class Held:
     spent: bool = False
     """Whether a longer conversation has come out of it: it goes first, and not to disk."""
     saved: bool = False
+    expendable: bool = False
+    """A named pot that may be lost."""
     stuck: bool = False
     """Writing it to disk failed: it cannot leave memory."""
 
@@ -107,14 +109,18 @@ class Shelf:
     # ---------------------------------------------------------------- making room
 
     def victim(self, besides: Held | None = None) -> Held | None:
-        """The pot to do without: a spent one, else the least recently used. Named ones can only go where they can come back from."""
-        able = [held for held in self.held if held.name is None or (self.folder is not None and not held.stuck)]
-        able = [held for held in able if held is not besides]
+        """The pot to do without: a spent one, else the least recently used. Named ones can only go
+        where they can come back from, unless they are expendable."""
+        able = [held for held in self.held if held is not besides and not self.stays(held)]
         return next((held for held in able if held.spent), able[0] if able else None)
+
+    def stays(self, held: Held) -> bool:
+        """Whether a pot cannot leave memory: it has a name, and would not come back."""
+        return held.name is not None and not held.expendable and (self.folder is None or held.stuck)
 
     def place(self, held: Held) -> Path | None:
         """The file for a pot that leaves memory; None if it need not be written."""
-        if self.folder is None or held.saved or (held.spent and held.name is None):
+        if self.folder is None or held.saved or held.expendable or (held.spent and held.name is None):
             return None
         if held.name is not None:
             return self.path(held.name)
