@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +15,7 @@ from infinipot.graphs import step_for, unrecordable
 from infinipot.observe import reserve
 from infinipot.pot import Pot
 from infinipot.reader import Reader
+from infinipot.text import Pieces
 
 Pick = Callable[[Tensor], int]
 """Next-token logits [1, V] float32 -> token id."""
@@ -25,7 +26,7 @@ class Turn:
 
     keep: prompt and answer stay in the pot; else it is afterwards as it was before. catalyst: for distillations made on the way, needed if
     keep or if prompt and answer do not fit. Then the pot is distilled first (a copy of it, unless keep), and again whenever it is full.
-    `end` must follow, whatever happened.
+    settled: called at the end, if something of it has become part of the pot. `end` must follow, whatever happened.
     """
 
     def __init__(
@@ -38,10 +39,12 @@ class Turn:
         stop_ids: set[int],
         keep: bool = False,
         catalyst: Tensor | None = None,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         reader.check_idle()
         self.reader, self.config, self.host = reader, reader.config, reader.host
         self.prompt, self.max_tokens, self.pick, self.stop_ids, self.keep = prompt, max_tokens, pick, stop_ids, keep
+        self.settled, self.came_from = settled, reader.progress
         wanted, ends = len(prompt) + max_tokens, reader.policy.reads == "ends"
         self.whole = reader.config.prefill == "whole" and reader.policy.reads == "pot"
         if self.whole and keep:
@@ -126,6 +129,8 @@ class Turn:
             reader.usual = self.catalyst
         elif self.keep and not self.grows and self.asked:
             reader.read(self.prompt + self.said, None)
+        if self.keep and reader.progress != self.came_from:
+            self.settled()
         reader.answer_s += time.perf_counter() - self.started
         reader.busy = False
 
@@ -202,3 +207,42 @@ def answer(reader: Reader, prompt: list[int], *, seen: tuple[int, int] | None = 
         for said in steps:
             for _, token in said:
                 yield token
+
+
+class Answer(Iterator[str]):
+    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session free.
+
+    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text came) or `length` (max_tokens).
+    """
+
+    def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
+        self.ids: list[int] = []
+        self._reasons: list[str] = []
+        self._run = _shown(tokens, pieces, max_tokens, self.ids, self._reasons)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._reasons[0] if self._reasons else None
+
+    def __next__(self) -> str:
+        return next(self._run)
+
+    def close(self) -> None:
+        """Stop here: the session is free again."""
+        self._run.close()
+
+
+def _shown(
+    tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int, ids: list[int], reasons: list[str]
+) -> Generator[str, None, None]:
+    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle keeps a dropped answer alive."""
+    with closing(tokens):
+        for token in tokens:
+            ids.append(token)
+            if piece := pieces.push(token):
+                yield piece
+            if pieces.stopped:
+                break
+        reasons.append("length" if len(ids) == max_tokens and not pieces.stopped else "stop")
+    if piece := pieces.finish():
+        yield piece

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import files
-from infinipot.answering import answer
+from infinipot.answering import Answer, Turn, answer
 from infinipot.catalyst import PRESETS
 from infinipot.decoding import Sampler, end_tokens
 from infinipot.host import Host
@@ -32,45 +31,6 @@ def _listed(question: Question) -> str | list[int] | None:
     if question is None or isinstance(question, str):
         return question
     return [int(i) for i in (question.flatten() if isinstance(question, Tensor) else question)]
-
-
-class Answer(Iterator[str]):
-    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session free.
-
-    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text came) or `length` (max_tokens).
-    """
-
-    def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
-        self.ids: list[int] = []
-        self._reasons: list[str] = []
-        self._run = _shown(tokens, pieces, max_tokens, self.ids, self._reasons)
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self._reasons[0] if self._reasons else None
-
-    def __next__(self) -> str:
-        return next(self._run)
-
-    def close(self) -> None:
-        """Stop here: the session is free again."""
-        self._run.close()
-
-
-def _shown(
-    tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int, ids: list[int], reasons: list[str]
-) -> Generator[str, None, None]:
-    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle keeps a dropped answer alive."""
-    with contextlib.closing(tokens):
-        for token in tokens:
-            ids.append(token)
-            if piece := pieces.push(token):
-                yield piece
-            if pieces.stopped:
-                break
-        reasons.append("length" if len(ids) == max_tokens and not pieces.stopped else "stop")
-    if piece := pieces.finish():
-        yield piece
 
 
 class Session:
@@ -179,28 +139,40 @@ class Session:
         return "".join(self.stream(message, keep=True, aware=False, **sampling))
 
     def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Answer:
-        """Like `ask`, in pieces as they come. keep, aware: as in `stream_ids`. Stopping at any piece is safe."""
+        """Like `ask`, in pieces as they come. keep, aware: as in `turn`. Stopping at any piece is safe."""
         options = Sampling(**sampling)
         if self.tokenizer is None:
             raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
         tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
         return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
 
-    def stream_ids(
+    def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
+        """The answer's token ids, one by one; the id that ends it is not among them. Options are those of `turn`."""
+        prompt, plan = self._plan(question, **options)
+        return answer(self._reader, prompt, seen=self._reader.progress, **plan)
+
+    def turn(self, question: Question = None, **options: Any) -> Turn:
+        """An answer that has not begun, to be run together with those of other sessions (`answering.together`); until its end the session
+        is busy.
+
+        max_tokens: most tokens of it. pick: next-token logits [1, V] float32 -> id. keep: question and answer become part of the pot. aware:
+        the question is the catalyst of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer
+        and the template name.
+        """
+        prompt, plan = self._plan(question, **options)
+        return Turn(self._reader, prompt, **plan)
+
+    def _plan(
         self,
-        question: Question = None,
+        question: Question,
         *,
         max_tokens: int,
         pick: Callable[[Tensor], int],
         keep: bool = False,
         aware: bool = True,
         stop_ids: set[int] | None = None,
-    ) -> Generator[int, None, None]:
-        """The answer's token ids, one by one; the id that ends it is not among them.
-
-        pick: next-token logits [1, V] float32 -> id. keep: question and answer become part of the pot. aware: the question is the catalyst
-        of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer and the template name.
-        """
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The ids that are read before an answer, and how it is made."""
         self._reader.check_idle()
         asked = _listed(question)
         if isinstance(asked, list):
@@ -216,19 +188,12 @@ class Session:
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
-        options = {"max_tokens": max_tokens, "pick": pick, "stop_ids": stop_ids, "keep": keep, "catalyst": catalyst}
-        tokens = answer(self._reader, prompt, seen=self._reader.progress, **options)
 
-        def kept() -> Generator[int, None, None]:
-            before = self.stats.tokens_read
-            try:
-                yield from tokens
-            finally:
-                tokens.close()
-                if self.stats.tokens_read != before:
-                    dialogue.in_text, dialogue.answered = False, True
+        def settled() -> None:
+            dialogue.in_text, dialogue.answered = False, True
 
-        return kept() if keep else tokens
+        options = {"max_tokens": max_tokens, "pick": pick, "stop_ids": stop_ids, "keep": keep, "catalyst": catalyst, "settled": settled}
+        return prompt, options
 
     # ---------------------------------------------------------------- keeping
 
