@@ -92,22 +92,21 @@ class Answering(Work):
 
     @property
     def readable(self) -> bool:
-        return bool(self.pending) or self.tokens is None
+        return bool(self.pending) or (self.turn is None and not self.ended)
 
     @property
     def answering(self) -> bool:  # type: ignore[override]
-        return not self.readable
+        return self.turn is not None
 
     def read(self, most_tokens: int) -> None:
-        """Read a slice of the text; when there is none left, the question, and find the answer's first token."""
+        """Read a slice of the text; when there is none left, the question."""
         if self.pending:
             super().read(most_tokens)
             return
         wanted = self.sampling.max_tokens if self.reserved else max(self.sampling.max_tokens, self.config.pot_size)
-        self.tokens = self.own.stream_ids(self.question, max_tokens=wanted, pick=self._pick, keep=True)
-        token = next(self.tokens, None)
+        self.turn = self.own.turn(self.question, max_tokens=wanted, pick=self._pick, keep=True)
+        self.turn.begin()
         self.tokens_read += len(self.question or ())
-        self.take(token)
 
     def _pick(self, logits: Tensor) -> int:
         if self._mark is None:
@@ -124,8 +123,7 @@ class Answering(Work):
             self.tokens_said += 1
             self._show(self.pieces.push(token))
         if token is None or self.pieces.stopped or len(self.said) >= self.sampling.max_tokens:
-            assert self.tokens is not None
-            self.tokens.close()
+            self.end_turn()
             self._show(self.pieces.finish())
             self.ended = True
             self.send(Done("stop" if token is None or self.pieces.stopped else "length", self.usage()))

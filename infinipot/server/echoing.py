@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from infinipot.host import Host, Observer
+from infinipot.pot import Pot
 from infinipot.server.answering import Answering
 from infinipot.server.events import Done, Likely, Piece, likely
 
@@ -16,16 +18,17 @@ ROWS = 64
 
 
 class Listening(Host):
-    """A host that notes the hidden states of what is read, catalysts aside. The model is that of the host it is made from."""
+    """A host that notes the hidden states of every pass, and how many tokens the pot had read before it. The model is that of the host it
+    is made from."""
 
     def __init__(self, host: Host) -> None:
         self.__dict__.update(host.__dict__)
-        self.heard: list[tuple[Tensor, Tensor]] = []
+        self.heard: list[tuple[int, Tensor, Tensor]] = []
 
-    def read(self, ids: Tensor, pot: Any, observe: Observer | None = None) -> Tensor:
-        hidden = super().read(ids, pot, observe)
-        if observe is None:
-            self.heard.append((ids, hidden))
+    def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
+        before = pots[0].tokens_read
+        hidden = super().read(ids, pots, observe)
+        self.heard.append((before, ids, hidden))
         return hidden
 
 
@@ -49,16 +52,20 @@ class Echoing(Answering):
             self._say_prompt()
             self.ended = True
             self.send(Done("length", self.usage()))
-        elif not self.pending:
-            super().read(most_tokens)
         else:
             super().read(most_tokens)
             self._listen()
+            if self.turn is not None:
+                self._say_prompt()
 
     def _listen(self) -> None:
         """From hidden states to the probabilities of the prompt's tokens; the first is predicted by nothing."""
         heard, self.host.heard = self.host.heard, []
-        for ids, hidden in heard:
+        ends = [before for before, _, _ in heard[1:]] + [self.own.pot.tokens_read]
+        for (start, every, states), end in zip(heard, ends, strict=True):
+            if start == end:
+                continue  # nothing but a catalyst
+            ids, hidden = every[:, : end - start], states[:, : end - start]  # a catalyst may have ridden behind them
             before = hidden[:, :0] if self._last is None else self._last
             rows, self._last = torch.cat((before, hidden[:, :-1]), dim=1), hidden[:, -1:].clone()
             tokens = ids[0].tolist()
@@ -71,10 +78,7 @@ class Echoing(Answering):
                 self._prompt_likely += [likely(row, token, self.top) for row, token in zip(logprobs, tokens[start : start + ROWS], strict=True)]
 
     def take(self, token: int | None) -> None:
-        if not self.said:
-            self._listen()
-            self._say_prompt()
-        self.host.heard = []
+        self.host.heard = []  # the answer's own tokens, and those of others in the same pass
         super().take(token)
 
     def _say_prompt(self) -> None:

@@ -21,7 +21,7 @@ from infinipot.options import PotConfig, Sampling
 from infinipot.server.metrics import Metrics
 from infinipot.server.refusal import Refusal, out_of_memory, refusal_of
 from infinipot.server.seats import Seats
-from infinipot.server.step import step
+from infinipot.server.step import Said, step
 from infinipot.server.words import Words
 from infinipot.server.work import Work
 
@@ -135,28 +135,28 @@ class Engine:
             self._read(reader, min(SLICE_TOKENS, reader.config.chunk_tokens) if len(self.running) > 1 else reader.config.chunk_tokens)
             self._read_s += time.perf_counter() - started
         elif rows:
-            for row, token in zip(rows, step(rows), strict=True):
-                self._take(row, token)
+            for row, said in zip(rows, step([row.turn for row in rows if row.turn is not None]), strict=True):
+                self._take(row, said)
             self._answer_s += time.perf_counter() - started
         return bool(readers or rows)
 
     def _read(self, work: Work, most_tokens: int) -> None:
-        read, said = work.tokens_read, work.tokens_said
+        read = work.tokens_read
         try:
             work.read(most_tokens)
         except Exception as problem:
             self.fail(work, problem)
         self.metrics.read.inc(work.tokens_read - read)
-        self.metrics.generated.inc(work.tokens_said - said)
         if work.ended:
             self._finish(work)
 
-    def _take(self, row: Work, token: int | Exception | None) -> None:
+    def _take(self, row: Work, token: Said) -> None:
+        said = row.tokens_said
         try:
             if isinstance(token, Exception):
                 raise token
             row.take(token)
-            self.metrics.generated.inc(token is not None)
+            self.metrics.generated.inc(row.tokens_said - said)
         except Exception as problem:
             self.fail(row, problem)
         if row.ended:

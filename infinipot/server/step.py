@@ -4,16 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from infinipot.server.work import Work
+from infinipot.answering import Turn, advance, predict
+
+Said = int | Exception | None
+"""A token id; the problem, if the answer failed; None if it has ended."""
 
 
-def step(rows: Sequence[Work]) -> list[int | Exception | None]:
-    """One token for each answer: its id, None where it has ended, the problem where it failed. What befalls one row is no other's concern."""
-    out: list[int | Exception | None] = []
-    for row in rows:
-        assert row.tokens is not None
+def step(turns: Sequence[Turn]) -> list[Said]:
+    """One token for each answer, all in one forward pass. If that fails, each has a pass of its own: what befalls one is no other's concern."""
+    said = _said(turns)
+    reading = [turn for turn, token in zip(turns, said, strict=True) if isinstance(token, int) and turn.reads]
+    try:
+        advance(reading)
+    except Exception as problem:
+        if len(reading) == 1:
+            return [problem if turn is reading[0] else token for turn, token in zip(turns, said, strict=True)]
+        failed: dict[int, Exception] = {}
+        for turn in reading:
+            try:
+                advance([turn])
+            except Exception as own:
+                failed[id(turn)] = own
+        return [failed.get(id(turn), token) for turn, token in zip(turns, said, strict=True)]
+    return said
+
+
+def _said(turns: Sequence[Turn]) -> list[Said]:
+    try:
+        rows = predict(turns).split(1)
+    except Exception as problem:
+        if len(turns) == 1:
+            return [problem]
+        return [_said([turn])[0] for turn in turns]
+    said: list[Said] = []
+    for turn, logits in zip(turns, rows, strict=True):
         try:
-            out.append(next(row.tokens, None))
+            said.append(turn.next(logits))
         except Exception as problem:
-            out.append(problem)
-    return out
+            said.append(problem)
+    return said

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
 from pathlib import Path
 
+from infinipot.answering import Turn
 from infinipot.host import Host
 from infinipot.options import PotConfig
 from infinipot.server.events import Send
@@ -21,7 +21,7 @@ class Work:
     answering = False
     """Whether it waits for its next token."""
     ended = False
-    tokens: Generator[int, None, None] | None = None
+    turn: Turn | None = None
     """The answer, once it has begun."""
 
     def __init__(self, config: PotConfig, send: Send, *, system: str | None, templated: bool) -> None:
@@ -67,8 +67,13 @@ class Work:
     def keep(self, shelf: Shelf) -> None:
         """Put on the shelf what is to stay, when all is done."""
 
+    def end_turn(self) -> None:
+        """End the answer, whatever has come of it."""
+        turn, self.turn = self.turn, None
+        if turn is not None:
+            turn.end()
+
     def drop(self) -> None:
         """Let go of the session: nothing of this work stays."""
-        if self.tokens is not None:
-            self.tokens.close()
+        self.end_turn()
         self.session = None
