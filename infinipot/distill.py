@@ -36,22 +36,23 @@ def take(
         hidden = host.read(ids if rider is None else torch.cat((ids, rider), dim=1), pots, watch)[:, : ids.shape[1]]
         if rider is not None:
             pots[0].drop(rider.shape[1])
-        losses = [novelty_of(host, *row) for row in zip(pots, ids.split(1), hidden.split(1), score_novelty, strict=True)]
+        losses = novelty_of(host, pots, ids, hidden, score_novelty)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
             pot.rollback(mark)  # interrupted half-way, or out of memory: no layer keeps what others lack
         raise
-    for pot, row, state, loss in zip(pots, ids.split(1), hidden.split(1), losses, strict=True):
+    for pot, row, state, loss in zip(pots, ids.split(1), hidden.split(1), losses.split(1), strict=True):
         pot.follow(row, state[:, -1:].clone(), loss)
 
 
-def novelty_of(host: Host, pot: Pot, ids: Tensor, hidden: Tensor, wanted: bool) -> Tensor:
-    """NuC [1, T] of ids that a pot has just read, given their hidden states [1, T, hidden]; zeros unless wanted."""
+def novelty_of(host: Host, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wanted: Sequence[bool]) -> Tensor:
+    """NuC [B, T] of ids that pots have just read, given their hidden states [B, T, hidden], in one pass of the head; zeros unless wanted."""
     losses = torch.zeros(ids.shape, device=hidden.device)
-    unpredicted = 0 if pot.hidden is not None else 1
-    predicting = hidden[:, :-1] if pot.hidden is None else torch.cat((pot.hidden, hidden[:, :-1]), dim=1)
-    if wanted and predicting.shape[1]:
-        losses[:, unpredicted:] = host.novelty(predicting, ids[:, unpredicted:])
+    rows = [row for row, asked in enumerate(wanted) if asked]
+    if rows:
+        before = torch.cat([hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last for row in rows])
+        losses[rows] = host.novelty(torch.cat((before, hidden[rows, :-1]), dim=1), ids[rows])
+        losses[[row for row in rows if pots[row].hidden is None], 0] = 0  # predicted by nothing
     return losses
 
 
