@@ -45,8 +45,8 @@ GOOD: list[tuple[str, str, Any]] = [
 ]
 VALUES: list[Any] = [
     None, True, False, 0, -1, 1, 2, 3.5, 1e308, -1e-308, 2**31, 2**63, 10**400, "", "x", "0", "../../etc/passwd", "\x00", "\ud800", "💥" * 50,
-    [], {}, [[]], [None], {"a": {"b": []}}, [0] * 300, "x" * 3000, [1, "a", None], {"type": "text", "text": "x"}, "user", "system", float("nan"),
-    float("inf"),
+    [], {}, [[]], [None], {"a": {"b": []}}, [0] * 300, "x" * 3000, [1, "a", None], {"type": "text", "text": "x"}, "user", "system",
+    float("nan"), float("inf"),
 ]  # fmt: skip
 
 
