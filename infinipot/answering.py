@@ -164,10 +164,10 @@ def advance(turns: Sequence[Turn]) -> None:
         unrecordable(host, problem)
         distill.take(host, pots, ids, [turn.scored for turn in turns])
         return
-    for turn, row, state, following in zip(turns, ids.split(1), hidden.split(1), logits.split(1), strict=True):
-        loss = distill.novelty_of(host, turn.pot, row, state, turn.scored)
-        turn.pot.follow(row, state, loss)
-        turn.pot.logits = following
+    losses = distill.novelty_of(host, pots, ids, hidden, [turn.scored for turn in turns])
+    for pot, row, state, loss, following in zip(pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True):
+        pot.follow(row, state, loss)
+        pot.logits = following
 
 
 def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, None]:

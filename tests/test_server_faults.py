@@ -237,3 +237,46 @@ def test_a_process_serves_and_stops(tmp_path: Path) -> None:
     assert child.wait(20) in (0, -signal.SIGTERM)
     assert len(list((tmp_path / "pots" / "conversations").iterdir())) == 1
     assert "Traceback" not in child.stderr.read()
+
+
+def test_a_failing_engine_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better no server than one that answers nobody: whoever watches over it starts it anew."""
+    with live() as here:
+
+        def broken() -> bool:
+            raise RuntimeError("a fault")
+
+        here.chat("Hello")
+        monkeypatch.setattr(here.serving.engine, "_turn", broken)
+        reply = here.http.post("/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": "x"}]})
+        assert reply.status_code in (500, 503)
+        assert isinstance(here.serving.failure, RuntimeError)
+
+
+def test_one_of_several_answers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are made together; the one that cannot be made takes no other with it."""
+    read = Host.read
+
+    def short(self: Host, ids: torch.Tensor, pots: Any, *args: Any) -> torch.Tensor:
+        if any(pot.size == 200 and pot.tokens_read > 30 for pot in pots):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(self, ids, pots, *args)
+
+    with live() as here:
+        expected = here.chat("Hello", max_tokens=40).choices[0].message.content
+        monkeypatch.setattr(Host, "read", short)
+        replies: list[Any] = [None, None, None]
+
+        def ask(number: int, **options: Any) -> None:
+            try:
+                replies[number] = here.chat("Hello", max_tokens=40, **options).choices[0].message.content
+            except Exception as problem:
+                replies[number] = problem
+
+        threads = [threading.Thread(target=ask, args=(number,), kwargs=more) for number, more in enumerate(({}, {"pot_size": 200}, {}))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert replies[0] == replies[2] == expected
+        assert "not enough memory" in str(replies[1])

@@ -58,6 +58,7 @@ class Engine:
         self.disk = ThreadPoolExecutor(1, "infinipot-disk")
         self.seats = Seats(self, tokenizer)
         self.stopped = False
+        self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._read_s = self._answer_s = 0.0
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
@@ -69,7 +70,7 @@ class Engine:
         """End what runs, write what can be written, and return when that is done."""
         if self._thread.is_alive():
             self.call(self._close)
-            self._thread.join()
+        self._thread.join()
         self.disk.shutdown()
 
     def call(self, act: Callable[[], T]) -> Future[T]:
@@ -106,11 +107,17 @@ class Engine:
     # ---------------------------------------------------------------- the thread
 
     def _loop(self) -> None:
-        while not self.stopped:
-            self.seats.admit()
-            busy = self._turn()
-            self._count()
-            self._hear(wait=not busy)
+        try:
+            while not self.stopped:
+                self.seats.admit()
+                busy = self._turn()
+                self._count()
+                self._hear(wait=not busy)
+        except Exception as problem:  # a fault of this file: nobody can be served any more
+            log.critical("the engine has failed: %s", problem, exc_info=problem)
+            self.failure, self.stopped = problem, True
+            for work in (*self.running, *self.waiting):
+                work.send(refusal_of(problem))
 
     def _hear(self, wait: bool) -> None:
         """Do what was asked for by `call`. wait: there is nothing else to do."""
@@ -132,7 +139,8 @@ class Engine:
         if readers and (not rows or self._read_s <= self._answer_s):
             reader = min(readers, key=lambda work: work.served)
             reader.served = started
-            self._read(reader, min(SLICE_TOKENS, reader.config.chunk_tokens) if len(self.running) > 1 else reader.config.chunk_tokens)
+            chunk = reader.config.chunk_tokens or (512 if self.host.device.type == "cpu" else 2048)
+            self._read(reader, min(SLICE_TOKENS, chunk) if len(self.running) > 1 else chunk)
             self._read_s += time.perf_counter() - started
         elif rows:
             for row, said in zip(rows, step([row.turn for row in rows if row.turn is not None]), strict=True):

@@ -53,14 +53,13 @@ class Serving:
         self.names = {self.name, model}
         self.settings, self.api_key, self.max_body_bytes = settings, api_key, max_body_bytes
         self.metrics = Metrics()
-        self.failure: Exception | None = None
-        """Why the model could not be loaded."""
+        self._failure: Exception | None = None
         self._load = load
         self._engine: Engine | None = None
         self._pots: Pots | None = None
 
     def start(self) -> None:
-        """Load the model and begin. Blocks; what fails is in `failure`."""
+        """Load the model and begin. Returns when that is done; what fails is in `failure`."""
         from infinipot.host import Host
 
         try:
@@ -69,7 +68,12 @@ class Serving:
             engine.start()
             self._pots, self._engine = Pots(engine), engine
         except Exception as problem:
-            self.failure = problem
+            self._failure = problem
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nobody can be served: the model could not be loaded, or the engine has failed."""
+        return self._failure or (self._engine.failure if self._engine is not None else None)
 
     def stop(self) -> None:
         if self._engine is not None:
@@ -79,6 +83,8 @@ class Serving:
     def engine(self) -> Engine:
         if self._engine is None:
             raise Refusal(503, "the model is being loaded: try again in a moment", code="loading")
+        if self._engine.failure is not None:
+            raise Refusal(503, "the server has failed and is about to end; its log says why", code="failed")
         return self._engine
 
     @property

@@ -184,7 +184,7 @@ def content_of(session: Session) -> str:
     return content.hexdigest()
 
 
-def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int) -> Held:
+def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None) -> Held:
     """A pot from its file. Raises PotFileError."""
     session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens)
     header = describe(path)
