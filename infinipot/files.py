@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,19 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
         return None
     known = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
     return hashlib.sha256(json.dumps(known, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Model and tokenizer that fill a pot, as its file names them."""
+
+    model: dict[str, str]
+    tokenizer_sha256: str | None
+
+
+def origin(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Origin:
+    """Takes a moment, and looks at the model: not while another thread reads with it."""
+    return Origin(model_identity(model), tokenizer_identity(tokenizer))
 
 
 def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
@@ -125,20 +139,18 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, header
 
 
-def check_origin(
-    path: str | os.PathLike[str], header: dict[str, Any], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
-) -> None:
+def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Origin) -> None:
     """Refuse a pot that another model or another tokenizer filled."""
-    saved, here = header["model"], model_identity(model)
+    saved, given = header["model"], here.model
     for what, key in (("class", "class"), ("configuration", "config_sha256"), ("weights", "weights_sha256")):
-        if saved[key] != here[key]:
+        if saved[key] != given[key]:
             raise PotFileError(
-                f"{path} was filled by {saved['class']} {saved['name']!r}; the model given, {here['class']} {here['name']!r}, has another "
+                f"{path} was filled by {saved['class']} {saved['name']!r}; the model given, {given['class']} {given['name']!r}, has another "
                 f"{what}. A pot can only be used with the model that filled it"
             )
-    if saved["dtype"] != here["dtype"]:
+    if saved["dtype"] != given["dtype"]:
         raise PotFileError(
-            f"{path} holds entries in {saved['dtype']}, the model given runs in {here['dtype']}: load the model in {saved['dtype']}"
+            f"{path} holds entries in {saved['dtype']}, the model given runs in {given['dtype']}: load the model in {saved['dtype']}"
         )
-    if header["tokenizer_sha256"] != tokenizer_identity(tokenizer):
+    if header["tokenizer_sha256"] != here.tokenizer_sha256:
         raise PotFileError(f"{path} was filled with another tokenizer than the one given: its tokens would mean something else")

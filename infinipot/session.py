@@ -203,19 +203,20 @@ class Session:
         twin._reader, twin._dialogue = self._reader.copy(), copy.copy(self._dialogue)
         return twin
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the pot to a file, whole or not at all. Raises PotFileError."""
+    def save(self, path: str | os.PathLike[str], *, origin: files.Origin | None = None) -> None:
+        """Write the pot to a file, whole or not at all. origin: that of this model and tokenizer, if it is known. Raises PotFileError."""
         self._reader.check_idle()
         if self._dialogue is None or self.pot.hidden is None:
             raise files.PotFileError("nothing has been read, so there is no pot to save: append a text first")
+        here = origin or files.origin(self.host.model, self.tokenizer)
         tensors, numbers = self.pot.state()
         tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
         usual = self._reader.usual
         if usual is not None and usual is not self.pot.newest:
             tensors["catalyst"] = usual
         about = {
-            "model": files.model_identity(self.host.model),
-            "tokenizer_sha256": files.tokenizer_identity(self.tokenizer),
+            "model": here.model,
+            "tokenizer_sha256": here.tokenizer_sha256,
             "config": dataclasses.asdict(self.config),
             "system": self.system,
             "templated": self._dialogue.templated,
@@ -236,6 +237,7 @@ class Session:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         chunk_tokens: int | None = None,
+        origin: files.Origin | None = None,
     ) -> Session:
         """Go on from a saved pot, with the options it was filled with; only chunk_tokens may differ, as results do not depend on it.
 
@@ -244,7 +246,7 @@ class Session:
         host = model if isinstance(model, Host) else Host(model)
         tensors, about = files.read(path)
         try:
-            files.check_origin(path, about, host.model, tokenizer)
+            files.check_origin(path, about, origin or files.origin(host.model, tokenizer))
             config = PotConfig(**{**about["config"], **({} if chunk_tokens is None else {"chunk_tokens": chunk_tokens})})
             session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import schemathesis
@@ -47,19 +48,26 @@ def test_requests_from_the_document(server: Live, case: schemathesis.Case) -> No
     case.validate_response(reply, checks=[not_a_server_error, status_code_conformance, content_type_conformance])
 
 
-def test_many_at_once_do_not_mix(server: Live) -> None:
-    """Each conversation's answers depend on what only it holds: all are those it gets alone."""
+def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
+    """Eight conversations in places for four, so that pots leave for the disk and come back while others are read: all answers are those
+    that each conversation gets alone, and no pot is lost on the way."""
+    with live({"max_sessions": 4, "pot_dir": tmp_path}) as here:
 
-    def talk(number: int) -> list[str]:
-        said: list[str] = []
-        for turn in range(3):
-            said.append(f"My secret is {number * 7919 % 1000}. Turn {turn}.")
-            reply = server.chat(*said, max_tokens=8)
-            assert reply.usage.pot["peak"] <= 256
-            said.append(reply.choices[0].message.content)
-        return said
+        def talk(number: int) -> list[tuple[str, int]]:
+            said: list[str] = []
+            known = []
+            for turn in range(3):
+                said.append(f"My secret is {number * 7919 % 1000}. Turn {turn}. " + "It was hidden. " * number)
+                reply = here.chat(*said, max_tokens=8)
+                assert reply.usage.pot["peak"] <= 256
+                said.append(reply.choices[0].message.content)
+                known.append(reply.usage.prompt_tokens_details.cached_tokens)
+            return list(zip(said[1::2], known, strict=True))
 
-    alone = [talk(number) for number in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(talk, range(8))) == alone
-    assert len({answers[1] for answers in alone}) == 8
+        alone = [talk(number) for number in range(8)]
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(2):
+                assert list(pool.map(talk, range(8))) == alone
+        assert len({answers[0] for answers in alone}) == 8
+        assert all(known > 0 for answers in alone for _, known in answers[1:])
+        assert here.gauge("infinipot_disk_failures_total") == 0

@@ -105,7 +105,7 @@ class Pots:
 
         def write() -> dict[str, Any]:
             if held is not None:
-                held.session.save(path)
+                held.session.save(path, origin=self.engine.seats.origin)
                 held.saved = True
             return {"name": name, "object": "pot", "state": "saved", "file_bytes": path.stat().st_size}
 
@@ -118,7 +118,8 @@ class Pots:
             raise unknown(name)
 
         def bring() -> dict[str, Any]:
-            held = opened(path, name, self.engine.host, self.engine.seats.tokenizer, self.engine.settings.config.chunk_tokens)
+            seats, chunk = self.engine.seats, self.engine.settings.config.chunk_tokens
+            held = opened(path, name, self.engine.host, seats.tokenizer, chunk, seats.origin)
             return self.engine.call(lambda: self._put(held)).result()
 
         return self.engine.disk.submit(bring)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.files import PotFileError
+from infinipot.files import PotFileError, origin
 from infinipot.server.refusal import Refusal
 from infinipot.server.shelf import Held, Shelf, opened
 from infinipot.server.work import Work
@@ -29,6 +29,7 @@ class Seats:
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.shelf = Shelf(engine.settings.pot_dir, engine.settings.pot_files)
+        self.origin = origin(engine.host.model, tokenizer)  # once: the disk's thread must not look at the model while it reads
         self.busy = False
         """Whether the disk is being waited for."""
 
@@ -54,8 +55,9 @@ class Seats:
             if self._room():
                 self._fetch(work, source)
             return False
-        if source is not None and source.name is None and self.full and self.shelf.victim() is source:
-            self.shelf.held.remove(source)  # it would have to leave for its own copy
+        alone = self.full and not self.engine.running and self.shelf.victim(besides=source) is None
+        if source is not None and source.name is None and alone:
+            self.shelf.held.remove(source)  # there is no place for a copy, and there will be none
             work.start(source.session, source, self.shelf)
             return True
         if not self._room(source):
@@ -95,7 +97,7 @@ class Seats:
                     self.engine.waiting.remove(work)
                     work.send(Refusal(409, str(problem), code="pot_damaged", param="pot"))
 
-        self._on_disk(lambda: opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, chunk), arrived)
+        self._on_disk(lambda: opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, chunk, self.origin), arrived)
 
     @property
     def full(self) -> bool:
@@ -111,7 +113,7 @@ class Seats:
                 return False
             path = self.shelf.place(victim)
             if path is not None:
-                self._on_disk(functools.partial(victim.session.save, path), functools.partial(self._gone, victim, path))
+                self._on_disk(functools.partial(victim.session.save, path, origin=self.origin), functools.partial(self._gone, victim, path))
                 return False
             self.shelf.held.remove(victim)
         return True
@@ -136,4 +138,4 @@ class Seats:
         for held in list(self.shelf.held):
             path = self.shelf.place(held)
             if path is not None:
-                self._gone(held, path, self.engine.disk.submit(held.session.save, path))
+                self._gone(held, path, self.engine.disk.submit(held.session.save, path, origin=self.origin))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.files import describe
+from infinipot.files import Origin, describe
 from infinipot.host import Host
 from infinipot.options import PotConfig
 from infinipot.server.refusal import Refusal
@@ -184,9 +184,9 @@ def content_of(session: Session) -> str:
     return content.hexdigest()
 
 
-def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None) -> Held:
+def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None, origin: Origin) -> Held:
     """A pot from its file. Raises PotFileError."""
-    session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens)
+    session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens, origin=origin)
     header = describe(path)
     behind = behind_of(header)
     if name is not None:
