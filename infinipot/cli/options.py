@@ -53,7 +53,7 @@ METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, parser: Any = None, **more: Any) -> inspect.Parameter:
     """One option. Its value is None if neither flag nor environment nor config file gives it."""
-    if name in DEFAULTS and kind is not bool:
+    if name in DEFAULTS and kind is not bool and "[default" not in help:
         help += f" [default: {DEFAULTS[name]}]"
     info = typer.Option(
         *(flags or (f"--{name.replace('_', '-')}",)),
@@ -136,6 +136,11 @@ SAMPLING = (
     option("min_p", float, "Choose among tokens at least this likely, relative to the likeliest."),
     option("seed", int, "Makes chance repeatable."),
     option("stop", list[str], "A text that ends the answer; may be given several times.", env=False),
+)
+SERVED = (
+    *(parameter for parameter in POT if parameter.name not in ("system", "raw", "prefill")),  # what is read, and how, requests say
+    *(parameter for parameter in SAMPLING if parameter.name not in ("max_tokens", "stop")),
+    option("max_tokens", int, "Most tokens of an answer whose request names no number. [default: 1024]"),
 )
 LOADING = (
     option("device", str, "cpu, cuda, cuda:1, mps. [default: the fastest there is]"),

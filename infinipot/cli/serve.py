@@ -34,7 +34,7 @@ def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | 
             raise BadUse(f"cannot use --pot-dir {pot_dir}: {problem.strerror}") from None
         if not os.access(pot_dir, os.W_OK):
             raise BadUse(f"cannot use --pot-dir {pot_dir}: it cannot be written to")
-    sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling), "stop": tuple(given["stop"] or ())})
+    sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling)})
     return Settings(config=config, sampling=sampling, max_sessions=max_sessions, queue=queue, pot_dir=pot_dir)
 
 

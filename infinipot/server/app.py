@@ -221,15 +221,18 @@ def create_app(serving: Serving) -> FastAPI:
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(Refusal, on_refusal)
     app.add_exception_handler(Exception, on_refusal)
-    document = app.openapi
+    made = app.openapi
 
     def openapi() -> dict[str, Any]:
-        """FastAPI's document, less the status that it would refuse with and this server does not."""
-        if app.openapi_schema is None:
-            for path in document()["paths"].values():
+        """FastAPI's document, less the status that it would refuse with and this server does not, and with the model's name."""
+        fresh, document = app.openapi_schema is None, made()
+        if fresh:
+            for path in document["paths"].values():
                 for operation in path.values():
                     operation["responses"].pop("422", None)
-        return document()
+            for schema in ("ChatRequest", "CompletionRequest"):
+                document["components"]["schemas"][schema]["properties"]["model"]["enum"] = sorted(serving.names)
+        return document
 
     app.openapi = openapi  # type: ignore[method-assign]
     return app

@@ -1,0 +1,16 @@
+"""Documents that are made from the code say what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_cli_md_is_the_help() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/make_cli.py", "--check"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
