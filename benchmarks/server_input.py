@@ -2,8 +2,8 @@
 
     python benchmarks/server_input.py [--requests 10000]
 
-A server with a tiny model gets them all, half of each kind, from four clients at once. Only documented answers are allowed, never a failure inside;
-afterwards it must answer as before, and its memory must not have grown.
+A server with a tiny model gets them all, half of each kind, from four clients at once. Only documented answers are allowed, never a failure
+inside; afterwards it must answer as before. How much memory it held before and after is in the result.
 """
 
 from __future__ import annotations

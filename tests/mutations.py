@@ -79,7 +79,7 @@ def mutated(body: Any, chance: random.Random) -> Any:
         elif deed == 2 and isinstance(holder, list):
             holder.extend(copy.deepcopy(holder[:5]))
         else:
-            holder[last] = chance.choice(VALUES)
+            holder[last] = copy.deepcopy(chance.choice(VALUES))
     return body
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_cli_md_is_the_help() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/make_cli.py", "--check"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    command = [sys.executable, "docs/make_cli.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
