@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def served() -> str:
                 urllib.request.urlopen(f"{address}/health").read()
                 break
             except OSError:
-                pass
+                time.sleep(0.1)
         body = {"model": "smollm2", "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 12}
         request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         return str(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])

@@ -93,7 +93,7 @@ async def create(body: NewPot, serving: Served) -> dict[str, Any]:
 
 
 @router.put("/{name}", status_code=201, openapi_extra=TEXT_BODY)
-async def stream(name: PotName, request: Request, serving: Served, given: Annotated[schema.FillOptions, Query()]) -> dict[str, Any]:
+async def stream(name: PotName, request: Request, serving: Served, given: Annotated[schema.StreamedFill, Query()]) -> dict[str, Any]:
     """Stream a text of any length, UTF-8, into a named pot: it is received as fast as it is read, and never held whole."""
 
     async def pieces() -> AsyncIterator[str]:

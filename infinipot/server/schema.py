@@ -116,6 +116,15 @@ class FillOptions(PotOptions):
     replace: bool = Field(False, description="Take the place of a pot of the same name.")
 
 
+class StreamedFill(FillOptions):
+    """The same in a URL, where there is less room."""
+
+    question: Text | None = Field(None, min_length=1, max_length=1000)
+    system: Text | None = Field(None, min_length=1, max_length=1000)
+    catalyst: Text | None = Field(None, max_length=1000)
+    policy: Text | None = Field(None, max_length=100)
+
+
 class NewPot(FillOptions):
     """A text to be read into a named pot, or a conversation (its `session`) to be named."""
 
