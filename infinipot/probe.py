@@ -41,9 +41,10 @@ class Probe:
 def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Table:
     """The cos and sin a rotary module returns for any positions, as wide as it states them, in float32.
 
-    A copy is asked, since some kinds of rotary embedding change their frequencies as they are called.
+    Some kinds of rotary embedding change their frequencies as they are called and remember the longest text, so a fresh copy is asked every
+    time, after a text of one token has made it forget whatever the model read before.
     """
-    module = copy.deepcopy(module)
+    before = copy.deepcopy(module)
 
     def stand_in(value: Any, positions: Tensor) -> Any:
         if not isinstance(value, Tensor):
@@ -52,8 +53,9 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
     @torch.no_grad()
     def table(positions: Tensor) -> tuple[Tensor, Tensor]:
-        module.to(positions.device)
-        output = module(*(stand_in(a, positions) for a in args), **{k: stand_in(v, positions) for k, v in kwargs.items()})
+        module = copy.deepcopy(before).to(positions.device)
+        for asked in (torch.zeros_like(positions[:1]), positions):
+            output = module(*(stand_in(a, asked) for a in args), **{k: stand_in(v, asked) for k, v in kwargs.items()})
         cos, sin = output[:2] if isinstance(output, tuple) else (output.real, output.imag)
         return cos.float().reshape(len(positions), -1), sin.float().reshape(len(positions), -1)
 
