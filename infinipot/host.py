@@ -20,7 +20,7 @@ from infinipot.identity import identity
 from infinipot.norms import fused
 from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Layout, Pot
-from infinipot.probe import rotations
+from infinipot.probe import TOLERANCE, rotations
 from infinipot.together import Together
 
 Observer = Callable[[int, Tensor, Tensor, Scoring], None]
@@ -129,14 +129,15 @@ class Host:
         self.norms = norms.found(model)
         self.ran: set[Any] = set()
         try:
-            self.windows = compat.layer_windows(model)
-            if all(window is not None for window in self.windows):
-                self.windows = [None] * len(self.windows)  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
-            self.rotations = rotations(model, len(self.windows))
+            self.windows, self.states = compat.layer_kinds(model)
+            if None not in self.windows:  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
+                self.windows = [None if window else window for window in self.windows]
+            self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
             self.scorings: dict[int, Scoring] = {}
             trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [self.new_pot(Layout(2))])
             self.vocabulary: int = self.head(trial).shape[-1]
+            self._check_states()
         except ValueError:
             raise
         except Exception as problem:
@@ -147,6 +148,15 @@ class Host:
         self.output: Any = self.model.get_output_embeddings()
         places = ((m._modules, n) for m in self.model.modules() for n, child in m._modules.items() if child is self.output)
         self.output_place: tuple[Any, str] = next(places, ({}, ""))
+
+    def _check_states(self) -> None:
+        """Some models' state-space layers begin anew with every forward pass of more than one token: refused, what they read would be wrong."""
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
+        if any(self.states):
+            whole, pot = self.read(ids, [self.new_pot(Layout(8))]), self.new_pot(Layout(8))
+            parts = torch.cat([self.read(part, [pot]) for part in ids.split(4, dim=1)], dim=1)
+            if float((whole - parts).abs().max() / whole.abs().max()) > 10 * TOLERANCE[whole.dtype]:
+                raise ValueError(f"{type(self.model).__name__} forgets the state of its layers from one chunk of text to the next: no pot")
 
     @property
     def device(self) -> torch.device:
@@ -160,13 +170,16 @@ class Host:
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
-        pot = Pot(self.windows, [None if r is None else own[id(r)] for r in self.rotations], layout)
-        pot.newest = pot.newest.to(self.device)
+        with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
+            pot = Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout)
+            pot.newest = pot.newest.to(self.device)
         return pot
 
     @torch.no_grad()
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
         """Run ids [B, T] through the trunk, a row behind the entries of each pot, which takes its own. Returns hidden states [B, T, hidden]."""
+        if len(pots) > 1 and any(self.states):  # a state has no rows of its own to keep apart: one pot after the other
+            return torch.cat([self.read(row, [pot], observe) for row, pot in zip(ids.split(1), pots, strict=True)])
         positions = torch.stack([torch.arange(pot.length, pot.length + ids.shape[1], device=ids.device) for pot in pots])
         readings = [_Reading(pot, observe, self.scorings) for pot in pots]
         cache: Pot | Together = pots[0]

@@ -49,7 +49,7 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     def stand_in(value: Any, positions: Tensor) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return torch.empty(1, 1, 1, device=positions.device) if value.is_floating_point() else positions[None]
+        return torch.empty(1, 1, 1, device=positions.device) if value.is_floating_point() else positions.expand(*value.shape[:-1], -1)
 
     @torch.no_grad()
     def table(positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,7 +57,8 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         for asked in (torch.zeros_like(positions[:1]), positions):
             output = module(*(stand_in(a, asked) for a in args), **{k: stand_in(v, asked) for k, v in kwargs.items()})
         cos, sin = output[:2] if isinstance(output, tuple) else (output.real, output.imag)
-        return cos.float().reshape(len(positions), -1), sin.float().reshape(len(positions), -1)
+        rows = len(positions)  # the first, where time, height and width are told apart: in a text they are equal
+        return cos.float().reshape(-1, rows, cos.shape[-1])[0], sin.float().reshape(-1, rows, sin.shape[-1])[0]
 
     return table
 
@@ -94,8 +95,9 @@ def error(rotation: Rotation, at_zero: Tensor, spread: Tensor) -> float:
 
 
 @torch.no_grad()
-def rotations(model: PreTrainedModel, layers: int) -> list[Rotation | None]:
-    """Each layer's rotation, None for a layer without RoPE. Refuses models whose positions cannot be renumbered."""
+def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | None]:
+    """Each layer's rotation, None for a layer without RoPE or, as `attends` says, without attention. Refuses models whose positions cannot be
+    renumbered."""
     name = type(model).__name__
     ids = torch.arange(1, 1 + len(POSITIONS), device=model.device)[None] % model.config.get_text_config().vocab_size
     passes = []
@@ -105,21 +107,28 @@ def rotations(model: PreTrainedModel, layers: int) -> list[Rotation | None]:
             model.base_model(input_ids=ids, position_ids=torch.tensor([positions], device=model.device), use_cache=False)
         passes.append(probe)
     first, second = passes
-    missing = sorted(set(range(layers)) - set(second.keys))
+    attending = {number for number, attention in enumerate(attends) if attention}
+    shared = sorted(set(second.keys) - attending)
+    if shared:
+        raise ValueError(f"layers {shared} of {name} attend to the entries of other layers, which may keep others: no pot")
+    missing = sorted(attending - set(second.keys))
     if missing:
         raise ValueError(f"{name} runs its own attention in layers {missing}, out of reach of transformers' attention interface: no pot")
-    if not second.calls:
+    if not second.calls and all(attends):  # else order may come from the layers that carry a state
         raise ValueError(f"{name} has no rotary embedding (learned positions or ALiBi), so survivors cannot be given new positions: no pot")
     ways = candidates(second)
     if not all(way.table(torch.zeros(1, dtype=torch.long))[0].any() for way in ways):
         raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
     found: list[Rotation | None] = []
-    for number in range(layers):
+    for number, attention in enumerate(attends):
+        if not attention:
+            found.append(None)
+            continue
         at_zero, spread = first.keys[number].float(), second.keys[number].float()
         if torch.allclose(at_zero, spread, atol=1e-6):
             found.append(None)
             continue
-        errors = [error(way, at_zero, spread) for way in ways]
+        errors = [error(way, at_zero, spread) for way in ways] or [float("inf")]
         if min(errors) > TOLERANCE[first.keys[number].dtype]:
             raise ValueError(
                 f"layer {number} of {name} does something to its keys after rotary embedding (a norm, or latent attention), so survivors "

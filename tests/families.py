@@ -37,7 +37,8 @@ class Family:
 
     windows: per layer its sliding window, None for full attention, 0 for no attention at all (two full layers if not said). bare: layers
     without rotary embedding. frequencies: of a model, for a pot of that size, where its rotary module's buffers do not simply hold them.
-    unlike_stock: options of the stock model to compare with, where the pot does something else on purpose.
+    unlike_stock: options of the stock model to compare with, where the pot does something else on purpose. rounding: relative distance
+    under which two scores may change places from one order of additions to another; layers that carry a state differ more.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Family:
     bare: tuple[int, ...] = ()
     frequencies: Callable[[Any, int], tuple[torch.Tensor, float]] | None = None
     unlike_stock: dict[str, Any] | None = None
+    rounding: float = 5e-6
 
     def build(self, **other: Any) -> Any:
         return build(self.kind, **{**self.options, **other})
@@ -58,17 +60,23 @@ class Family:
         several = hasattr(model.config, "layer_types") and self.kind in ("gemma3_text", "gemma3")
         ropes: list[Rope | None] = []
         for number, layer_type in enumerate(types):
+            if number in self.bare or self.windows[number] == 0:
+                ropes.append(None)
+                continue
             own = self.frequencies(model, pot_size) if self.frequencies else own_frequencies(model, layer_type if several else None)
-            ropes.append(None if number in self.bare or self.windows[number] == 0 else Rope(self.style, *own))
+            ropes.append(Rope(self.style, *own))
         return ropes
 
 
 def build(kind: str, **options: Any) -> Any:
+    return randomised(tf.AutoModelForCausalLM.from_config, tf.AutoConfig.for_model(kind, **{**SIZES, **options}))
+
+
+def randomised(make: Callable[..., Any], config: Any) -> Any:
     """A float32 model of the real class; attention differs by head, norms differ by channel. The global RNG stays as it was."""
-    config = tf.AutoConfig.for_model(kind, **{**SIZES, **options})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+        model = make(config, attn_implementation="eager").float().eval()
         for name, parameter in model.named_parameters():
             if "norm" in name and "bias" not in name:
                 parameter.data = torch.rand_like(parameter) + 0.5
@@ -112,6 +120,12 @@ TWO_BASES = dict(
 )
 EXPERTS = dict(num_experts_per_tok=2, num_local_experts=4, head_dim=16)
 
+MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+STATES: list[int | None] = [0, None, 0, None]
+LINEAR = dict(num_hidden_layers=4, layer_types=["linear_attention", "full_attention"] * 2)
+LINEAR_SIZES = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
+MAMBA = dict(mamba_n_heads=8, mamba_d_head=16, mamba_d_state=8, mamba_d_conv=4, mamba_expand=2, mamba_n_groups=1, mamba_chunk_size=8)
+
 FAMILIES: dict[str, Family] = {
     "Llama-2": Family(kind="llama", options=dict(num_key_value_heads=4)),
     "Llama-3": Family(kind="llama", options=dict(rope_parameters=dict(rope_type="default", rope_theta=5e5))),
@@ -133,7 +147,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen2.5": Family(kind="qwen2", options=dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6))),
     "Qwen2.5, yarn": Family(kind="qwen2", options=YARN),
     "Qwen3": Family(kind="qwen3", options=dict(head_dim=16)),
-    "Qwen3-MoE": Family(kind="qwen3_moe", options=dict(head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)),
+    "Qwen3-MoE": Family(kind="qwen3_moe", options=MOE | dict(head_dim=16)),
     "Phi-2": Family(kind="phi", options=dict(partial_rotary_factor=0.5), dims=8),
     "Phi-3": Family(kind="phi3"),
     "Phi-3, longrope": Family(kind="phi3", options=long(16, 128), frequencies=longrope),
@@ -155,4 +169,39 @@ FAMILIES: dict[str, Family] = {
     "StableLM": Family(kind="stablelm", dims=4),
     "GPT-NeoX": Family(kind="gpt_neox", dims=4),
     "gpt-oss": Family(kind="gpt_oss", options=HYBRID | dict(head_dim=16, num_local_experts=4, num_experts_per_tok=2) | YARN, windows=MIXED),
+    "Qwen3-Next": Family(
+        kind="qwen3_next",
+        options=LINEAR | LINEAR_SIZES | MOE | dict(head_dim=16, shared_expert_intermediate_size=32),
+        dims=4,
+        windows=STATES,
+        rounding=1e-4,
+    ),
+    "Qwen3.5": Family(kind="qwen3_5_text", options=LINEAR | LINEAR_SIZES | dict(head_dim=16), dims=4, windows=STATES, rounding=1e-4),
+    "OLMo-Hybrid": Family(kind="olmo_hybrid", options=LINEAR | LINEAR_SIZES | dict(linear_num_key_heads=4), windows=STATES, rounding=1e-4),
+    "Falcon-H1": Family(kind="falcon_h1", options=MAMBA | dict(head_dim=16, mamba_d_ssm=64, mamba_n_heads=4), rounding=1e-4),
+    "LFM2": Family(kind="lfm2", options=dict(num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2), windows=STATES, rounding=1e-4),
+    "Granite-4": Family(
+        kind="granitemoehybrid",
+        options=MAMBA | EXPERTS | dict(num_hidden_layers=4, layer_types=["mamba", "attention"] * 2, shared_intermediate_size=32),
+        windows=STATES,
+        bare=(0, 1, 2, 3),
+        rounding=1e-4,
+    ),
+    "Bamba": Family(kind="bamba", options=MAMBA | dict(num_hidden_layers=4, attn_layer_indices=[1, 3]), dims=8, windows=STATES, rounding=1e-4),
+    "Nemotron-H": Family(
+        kind="nemotron_h",
+        options=dict(
+            num_hidden_layers=4,
+            hybrid_override_pattern="M*-*",
+            head_dim=16,
+            mamba_num_heads=8,
+            mamba_head_dim=16,
+            ssm_state_size=8,
+            n_groups=1,
+            chunk_size=8,
+        ),
+        windows=STATES,
+        bare=(0, 1, 2, 3),
+        rounding=1e-4,
+    ),
 }

@@ -17,7 +17,7 @@ import torch
 from reference import Entry, Reference
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.masking_utils import AttentionMaskInterface
 
 
@@ -75,6 +75,17 @@ class Passing(CacheLayerMixin):
         return -1
 
 
+class PassingState(Passing, LinearAttentionLayer):
+    """The same for a layer that carries a state as well, which transformers' own layer keeps."""
+
+    def __init__(self, states: int) -> None:
+        Passing.__init__(self)
+        LinearAttentionLayer.__init__(self, number_of_states=states)
+
+    def lazy_initialization(self, *args: Any, **states: Any) -> None:
+        LinearAttentionLayer.lazy_initialization(self, **states)
+
+
 AT_WORK: list[Naive] = []
 
 
@@ -122,9 +133,9 @@ class Naive(Reference):
 
     def new_cache(self) -> Cache:
         """transformers' own layers where no attention is, else nothing at all."""
-        own = DynamicCache(config=self.model.config).layers
-        pairs = zip(own, self.windows, strict=True)
-        return Cache(layers=[layer if window == 0 else Passing() for layer, window in pairs])
+        pairs = list(zip(DynamicCache(config=self.model.config).layers, self.windows, strict=True))
+        passing = [PassingState(layer.number_of_states) if hasattr(layer, "number_of_states") else Passing() for layer, _ in pairs]
+        return Cache(layers=[layer if window == 0 else other for (layer, window), other in zip(pairs, passing, strict=True)])
 
     @torch.no_grad()
     def forward(self, token: int, index: int, novelty: float) -> tuple[Tensor, list[list[Tensor]]]:

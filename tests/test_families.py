@@ -59,10 +59,11 @@ def test_the_naive_twin_equals_the_reference() -> None:
 def test_rotation_is_found(name: str) -> None:
     """The probe finds what the table states by hand: style, dimensions, layers without rotary embedding."""
     family, rotations = FAMILIES[name], host(name).rotations
-    assert [number for number, rotation in enumerate(rotations) if rotation is None] == list(family.bare)
-    found = [rotation for rotation in rotations if rotation is not None]
-    assert {rotation.style for rotation in found} == {family.style}
-    assert {2 * rotation.table(torch.arange(2))[0].shape[-1] for rotation in found} == {family.dims}
+    turned = [number for number, window in enumerate(family.windows) if window != 0 and number not in family.bare]
+    assert [number for number, rotation in enumerate(rotations) if rotation is not None] == turned
+    for number in turned:
+        assert rotations[number].style == family.style
+        assert 2 * rotations[number].table(torch.arange(2))[0].shape[-1] == family.dims
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -76,6 +77,7 @@ def test_what_fits_is_read_as_stock(name: str) -> None:
         session.append(ids)
         assert session.stats.entries == 100
         assert_close(f"{name} in chunks of {chunk}", session.logits, expected)
+        assert [layer.window for layer in session.pot.layers] == family.windows
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -83,7 +85,7 @@ def test_a_small_pot_equals_plain_loops(name: str, monkeypatch: pytest.MonkeyPat
     family, sizes = FAMILIES[name], dict(pot_size=40, distill_to=16)
     model = host(name).model
     options = dict(ropes=lambda m: family.ropes(m, 40), windows=family.windows)
-    ids, naive = clear_text(monkeypatch, model, Naive, length=120, **sizes, **options)
+    ids, naive = clear_text(monkeypatch, model, Naive, length=120, rounding=family.rounding, **sizes, **options)
     session = Session(host(name), None, PotConfig(**sizes, chunk_tokens=9))
     with monkeypatch.context() as patch:
         counter = Counter(patch, sinks=int(family.kind == "gpt_oss"))

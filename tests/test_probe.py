@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
-from families import FAMILIES, build
+from families import FAMILIES, HYBRID, SIZES, build, randomised
 from helpers import CATALYST, assert_close, random_ids
 
-from infinipot import PotConfig, Session
+from infinipot import PotConfig, Session, generate
 from infinipot.host import Host
 
 
@@ -39,7 +39,18 @@ def test_positions_in_a_window_start_again_unnoticed() -> None:
         ("gpt2", dict(n_embd=64, n_layer=2, n_head=4, n_positions=256), "no rotary embedding"),
         ("bloom", dict(n_layer=2, n_head=4), "own attention"),
         ("hunyuan_v1_dense", dict(head_dim=16), "after rotary embedding"),
-        ("mamba", {}, "cannot bound"),
+        ("mamba", {}, "keeps no entries"),
+        ("rwkv", {}, "own attention"),
+        ("llama4_text", dict(head_dim=16, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=24), "fixed chunks"),
+        ("jamba", dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, num_experts_per_tok=1, mamba_dt_rank=8), "forgets the state"),
+        (
+            "gemma3n_text",
+            dict(
+                head_dim=16, num_kv_shared_layers=2, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+                hidden_size_per_layer_input=8, vocab_size_per_layer_input=128, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4,
+            ),
+            "entries of other layers",
+        ),
         (
             "deepseek_v3",
             dict(
@@ -53,6 +64,54 @@ def test_positions_in_a_window_start_again_unnoticed() -> None:
 def test_refused_in_a_sentence(kind: str, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Host(build(kind, **options))
+
+
+def test_sine_before_cosine_is_refused() -> None:
+    sizes = dict(vocab_size=97, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=256)
+    for model in (tf.GPTJForCausalLM(tf.GPTJConfig(**sizes)), tf.CodeGenForCausalLM(tf.CodeGenConfig(**sizes))):
+        with pytest.raises(ValueError, match="sine before cosine|own attention"):  # the latter before transformers 5.24
+            Host(model.eval())
+
+
+def text_part(kind: str, **options) -> dict:
+    return dict(text_config=SIZES | dict(model_type=kind) | options)
+
+
+EYE = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+SMALL_EYE = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=32)
+MROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 3, 3]))
+MULTIMODAL = {
+    "Gemma-3, multimodal": ("Gemma3", text_part("gemma3_text", **HYBRID, head_dim=16) | dict(vision_config=EYE, mm_tokens_per_image=4)),
+    "Mistral-Small-3": ("Mistral3", text_part("mistral", head_dim=16) | dict(vision_config=dict(model_type="pixtral", **EYE))),
+    "LLaVA": ("Llava", text_part("llama") | dict(vision_config=dict(model_type="clip_vision_model", **EYE))),
+    "Qwen2.5-VL": ("Qwen2_5_VL", text_part("qwen2_5_vl_text", **MROPE) | dict(vision_config=SMALL_EYE)),
+    "Qwen3-VL": (
+        "Qwen3VL",
+        text_part("qwen3_vl_text", head_dim=16, **MROPE) | dict(vision_config=SMALL_EYE | dict(deepstack_visual_indexes=[])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_multimodal_models_read_text(name: str) -> None:
+    """As stock reads it."""
+    prefix, options = MULTIMODAL[name]
+    model = randomised(getattr(tf, f"{prefix}ForConditionalGeneration")._from_config, getattr(tf, f"{prefix}Config")(**options))
+    ids = random_ids(100)
+    session = Session(model, None, PotConfig(pot_size=100, chunk_tokens=9, novelty=1.0))
+    session.append(ids)
+    assert_close(name, session.logits, model(torch.tensor([ids])).logits[:, -1])
+    small = Session(model, None, PotConfig(pot_size=40, distill_to=16))
+    small.append(ids, question=CATALYST)
+    assert small.stats.peak_entries == 40
+
+
+def test_pictures_are_refused_not_left_out_in_silence() -> None:
+    model = randomised(tf.LlavaForConditionalGeneration._from_config, tf.LlavaConfig(**MULTIMODAL["LLaVA"][1]))
+    ids, options = torch.tensor([random_ids(20)]), dict(custom_generate=generate, max_new_tokens=2)
+    assert model.generate(ids, **options).shape[1] == 22
+    with pytest.raises(ValueError, match="reads text only"):
+        model.generate(ids, pixel_values=torch.zeros(1, 3, 28, 28), **options)
 
 
 def test_encoder_decoder_is_refused() -> None:
