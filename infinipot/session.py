@@ -120,7 +120,7 @@ class Session:
         is read, when the sizes leave no room. When reading is interrupted, what was read by then stays.
         """
         self._reader.check_idle()
-        lists, raw = parts(text, self.tokenizer, self.host.vocabulary)
+        lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
         dialogue = self._dialogue or self._new_dialogue(raw)
         catalyst = self._catalyst_for(_listed(question), dialogue)
         self._begin(dialogue)
