@@ -163,6 +163,11 @@ class Host:
         return self.model.get_input_embeddings().weight.device
 
     @property
+    def sharded(self) -> bool:
+        """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
+        return any(hasattr(weight, "device_mesh") for weight in self.model.parameters())
+
+    @property
     def bounded(self) -> int:
         """How many layers a pot bounds: those with full attention."""
         return sum(window is None for window in self.windows)
@@ -216,5 +221,6 @@ class Host:
         if self.model.get_output_embeddings() is not self.output:  # exchanged since: resized, or wrapped
             self._find_output()
             self.vocabulary = self.head(hidden[:, :1]).shape[-1]
-        plain = type(self.output) is nn.Linear and self.output_place[1] and not self.output._forward_hooks
+        whole = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter  # not shared out over processes
+        plain = whole and self.output_place[1] and not self.output._forward_hooks
         return novelty(self.head, hidden, targets, self.vocabulary, BLOCK if plain else self.vocabulary)

@@ -181,6 +181,8 @@ class Session:
     def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Answer:
         """Like `ask`, in pieces as they come. keep, aware: as in `stream_ids`. Stopping at any piece is safe."""
         options = Sampling(**sampling)
+        if self.host.sharded and options.temperature and options.seed is None:
+            raise ValueError("give a seed: every process of a model that is shared out must pick the same tokens")
         if self.tokenizer is None:
             raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
         tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
