@@ -105,7 +105,7 @@ class _Columns(nn.Module):
         self._weight = (output.weight[columns], None if output.bias is None else output.bias[columns])  # in a tuple: not parameters
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, *self._weight)
+        return F.linear(hidden.to(self._weight[0].device), *self._weight).to(hidden.device)
 
 
 class Host:
@@ -135,7 +135,9 @@ class Host:
             self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
             self.scorings: dict[int, Scoring] = {}
-            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [self.new_pot(Layout(2))])
+            pot = self.new_pot(Layout(2))
+            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
+            self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
             self.vocabulary: int = self.head(trial).shape[-1]
             self._check_states()
         except ValueError:
@@ -179,6 +181,11 @@ class Host:
             pot = Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout)
             pot.newest = pot.newest.to(self.device)
         return pot
+
+    def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A saved pot's tensors, each layer's on the layer's device."""
+        layers = {name: int(name.split(".")[1]) for name in state if name.startswith("layers.")}
+        return {name: x.to(self.devices[layers[name]] if name in layers else self.device) for name, x in state.items()}
 
     @torch.no_grad()
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:

@@ -289,7 +289,7 @@ class Session:
             reader = session._reader
             reader.skipped = about["skipped"]
             reader.tail.extend(tensors.pop("tail").tolist())
-            tensors = {name: tensor.to(host.device) for name, tensor in tensors.items()}
+            tensors = host.placed(tensors)
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])
             reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
