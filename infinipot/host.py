@@ -125,13 +125,14 @@ class Host:
         self.model = model
         self.cache_argument = compat.cache_argument(model)
         self.first_graph: Any = None
-        self.unrecordable = False
         self.norms = norms.found(model)
         self.ran: set[Any] = set()
         try:
             self.windows, self.states = compat.layer_kinds(model)
             if None not in self.windows:  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
                 self.windows = [None if window else window for window in self.windows]
+            # a recording sees neither a state that goes back, nor other processes, nor the streams of other devices
+            self.unrecordable = any(self.states) or self.sharded or len({weight.device for weight in model.parameters()}) > 1
             self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
             self.scorings: dict[int, Scoring] = {}

@@ -67,7 +67,8 @@ def code_lines(path: Path) -> int:
 def test_files_are_short() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 300, f"{path.name} is too long to be seen at once"
-    assert sum(map(code_lines, core)) <= 3300
+    core = [path for path in PACKAGE.rglob("*.py") if path.parent.name != "cli" and path.stem not in (*SPEED, "gguf")]
+    assert sum(map(code_lines, core)) <= 2800
 
 
 def test_import_does_no_work() -> None:

@@ -103,3 +103,8 @@ def test_begun_in_inference_mode_goes_on_outside() -> None:
     other = reading("Falcon-H1")
     other.append(random_ids(50, seed=1), question=CATALYST)
     assert_close("logits", session.logits, other.logits)
+
+
+def test_a_state_is_never_part_of_a_recording() -> None:
+    assert host("Falcon-H1").unrecordable
+    assert not Host(FAMILIES["Llama-3"].build()).unrecordable
