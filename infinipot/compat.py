@@ -52,6 +52,8 @@ def layer_kinds(model: PreTrainedModel) -> tuple[list[int | None], list[int]]:
     """Per layer the length of its sliding window (None: full attention, 0: none at all), and how many states it carries. Refuses others."""
     if getattr(model.config.get_text_config(), "attention_chunk_size", None):
         raise ValueError(f"{type(model).__name__} attends within fixed chunks of the text, whose borders are lost with its positions: no pot")
+    if getattr(model.config.get_text_config(), "num_kv_shared_layers", 0):
+        raise ValueError(f"in {type(model).__name__} some layers attend to the entries of other layers, which may keep others: no pot")
     windows: list[int | None] = []
     states: list[int] = []
     for number, layer in enumerate(DynamicCache(config=model.config).layers):

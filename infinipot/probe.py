@@ -7,6 +7,7 @@ second spreads them; the keys of the second must be those of the first, turned b
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,7 +104,7 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
     passes = []
     for positions in ((0,) * len(POSITIONS), POSITIONS):
         probe = Probe()
-        with at_work(model, probe):
+        with at_work(model, probe), suppress(TypeError, AttributeError):  # some attention code cannot do without a mask; it is refused below
             model.base_model(input_ids=ids, position_ids=torch.tensor([positions], device=model.device), use_cache=False)
         passes.append(probe)
     first, second = passes

@@ -41,6 +41,10 @@ def test_positions_in_a_window_start_again_unnoticed() -> None:
         ("hunyuan_v1_dense", dict(head_dim=16), "after rotary embedding"),
         ("mamba", {}, "keeps no entries"),
         ("rwkv", {}, "own attention"),
+        ("falcon", dict(alibi=False, new_decoder_architecture=False), "own attention"),
+        ("mpt", dict(d_model=64, n_heads=4, n_layers=2, max_seq_len=256), "own attention"),
+        ("opt", dict(ffn_dim=96, word_embed_proj_dim=64), "no rotary embedding"),
+        ("recurrent_gemma", {}, "keeps no entries|own attention"),
         ("llama4_text", dict(head_dim=16, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=24), "fixed chunks"),
         ("jamba", dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, num_experts_per_tok=1, mamba_dt_rank=8), "forgets the state"),
         (
