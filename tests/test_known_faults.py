@@ -26,7 +26,7 @@ def session(model: Any, count: int, **options: Any) -> Session:
 def alive() -> int:
     """Bytes of all tensors that live, views of one storage counted once."""
     gc.collect()
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in gc.get_objects() if isinstance(x, torch.Tensor)}
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
     return sum(storages.values())
 
 
