@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny
 
@@ -129,7 +128,7 @@ def test_no_option_is_silently_ignored(name: str) -> None:
 
 @pytest.mark.parametrize("version", ["5.16.9", "5.25.0", "5.25.0.dev0", "6.0.0"])
 def test_other_versions_of_transformers_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformers, "__version__", version)
+    monkeypatch.setattr(compat.transformers, "__version__", version)
     with pytest.raises(RuntimeError, match=rf"transformers {version} is not supported.*pip install"):
         compat.check_version()
 
