@@ -12,6 +12,7 @@ from tiny import make_tiny
 from infinipot import PotConfig
 from infinipot.bench import stock
 from infinipot.bench.comparison import Task, compare, ratios
+from infinipot.bench.meter import peak
 from infinipot.bench.reading import pace
 from infinipot.bench.shapes import shape_config, shaped
 from infinipot.cli import main
@@ -46,6 +47,17 @@ def test_lengths() -> None:
     for bad in ("", "8k,", "0", "-5", "8kk", "many"):
         with pytest.raises(BadUse, match="numbers of tokens"):
             lengths(bad)
+
+
+def test_peak_is_what_was_held_inside() -> None:
+    with peak(CPU) as seen:
+        held = torch.ones(50 << 20, dtype=torch.uint8)
+        del held
+    with peak(CPU) as after:
+        pass
+    assert seen.grew is not None and after.grew is not None  # Linux
+    assert 48 << 20 < seen.grew < 60 << 20  # the kernel counts in batches of pages
+    assert after.grew < 5 << 20
 
 
 def test_pace_leaves_out_the_start() -> None:

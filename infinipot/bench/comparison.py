@@ -17,7 +17,7 @@ from infinipot.bench.meter import machine
 from infinipot.host import Host
 from infinipot.options import PotConfig
 
-RATIOS = ("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "peak_bytes", "kv_bytes")
+RATIOS = ("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "peak_bytes", "grew_bytes", "kv_bytes")
 Say = Callable[[str], None]
 
 

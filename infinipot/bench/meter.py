@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import gc
 import os
@@ -46,6 +47,8 @@ def settle() -> None:
     if torch.cuda.is_available():
         wait()
         torch.cuda.empty_cache()
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what is free; its next measurement would find it
+        trim(0)
 
 
 def wait() -> None:
@@ -71,9 +74,10 @@ def median_s(work: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: No
 
 
 class Peak:
-    """bytes: the most memory at any moment; None where the system cannot say."""
+    """bytes: the most memory at any moment. grew: how much that is beyond what was taken before. None where the system cannot say."""
 
     bytes: int | None = None
+    grew: int | None = None
 
 
 @contextmanager
@@ -85,15 +89,23 @@ def peak(device: torch.device) -> Iterator[Peak]:
         cards = range(torch.cuda.device_count())
         for card in cards:
             torch.cuda.reset_peak_memory_stats(card)
+        before = sum(torch.cuda.memory_allocated(card) for card in cards)
         yield seen
         seen.bytes = sum(torch.cuda.max_memory_allocated(card) for card in cards)
+        seen.grew = seen.bytes - before
         return
-    own = Path("/proc/self/clear_refs")
-    if own.exists():
-        own.write_text("5")  # the peak begins anew (proc(5))
+    known = Path("/proc/self/clear_refs").exists()
+    if known:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5)), at what is resident now
+        before = resident_peak()
     yield seen
-    if own.exists():
-        seen.bytes = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    if known:
+        seen.bytes = resident_peak()
+        seen.grew = seen.bytes - before
+
+
+def resident_peak() -> int:
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 def out_of_memory(problem: BaseException) -> bool:

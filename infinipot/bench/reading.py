@@ -64,7 +64,7 @@ def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: 
         several["batch_peak_bytes"] = most.bytes
     stats = session.stats
     kept = {"kv_bytes": stats.pot_bytes, "distillations": stats.distillations, "peak_entries": stats.peak_entries}
-    return {**row, "peak_bytes": whole.bytes, **several, **kept}
+    return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 
 def fill(session: Session, random: torch.Generator) -> None:

@@ -54,7 +54,7 @@ def measured(model: PreTrainedModel, ids: list[int], batch: int, tokens: int) ->
     with peak(given.device) as most, surviving(row, "reading"):
         cache = read(model, given, row)
         row["decode_tps"] = answer(model, cache, 1, tokens)
-    row["peak_bytes"] = most.bytes
+    row |= {"peak_bytes": most.bytes, "grew_bytes": most.grew}
     if batch > 1 and not row["died"]:
         with peak(given.device) as most, surviving(row, f"answering {batch} together"):
             cache.batch_repeat_interleave(batch)

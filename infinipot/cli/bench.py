@@ -21,6 +21,7 @@ COLUMNS = {
     "decode tok/s": ("decode_tps", 1.0, 1),
     "batch tok/s": ("batch_tps", 1.0, 1),
     "peak MB": ("peak_bytes", 1e6, 0),
+    "grew MB": ("grew_bytes", 1e6, 0),
     "batch peak MB": ("batch_peak_bytes", 1e6, 0),
     "KV MB": ("kv_bytes", 1e6, 0),
 }
