@@ -91,6 +91,7 @@ def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
         "pot_bytes": answer["pot"]["bytes"],
         "full_cache_bytes": answer["pot"]["full_cache_bytes"],
         "distillations": answer["pot"]["distillations"],
+        "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
         "wall_s": round(time.perf_counter() - started, 1),
     }
 

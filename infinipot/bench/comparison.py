@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from infinipot.bench import reading, stock
 from infinipot.bench.meter import machine
+from infinipot.bench.parts import parts
 from infinipot.host import Host
 from infinipot.options import PotConfig
 
@@ -53,7 +54,7 @@ def compare(name: str, model: PreTrainedModel, config: PotConfig, task: Task, sa
         "task": dataclasses.asdict(task),
         "rows": rows,
         "ratios": ratios(rows),
-        "stages": reading.stages(host, config, ids, longest["prefill_tps"]) if longest["distillations"] else None,
+        "parts": parts(host, config, ids, longest["prefill_tps"]) if longest["distillations"] else None,
     }
 
 
@@ -78,17 +79,17 @@ def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
 def measure(host: Host, config: PotConfig, ids: list[int], task: Task, say: Say) -> Iterator[dict[str, Any]]:
     """A row for the pot and one for stock a length, of medians over rounds in which the two take turns.
 
-    Stock is not tried on longer texts once memory was used up. At the shortest length that is distilled, a third row, `loop`: the pot's
-    reading speed without catalyst and novelty.
+    Stock is not tried on longer texts once memory was used up. At one length (`taken_apart`) there are two rows more: `no nuc`, the pot's
+    reading speed without novelty, and `loop`, without catalyst and novelty.
     """
-    died, shown_loop = False, False
+    died = False
     for length in sorted(task.lengths):
         text = ids[:length]
         kinds: dict[str, Callable[[], dict[str, Any]]] = {"pot": partial(reading.measured, host, config, text, task.batch, task.tokens)}
         if task.stock and not died:
             kinds["stock"] = partial(stock.measured, host.model, text, task.batch, task.tokens)
-        if not shown_loop and length > config.pot_size:
-            shown_loop = True
+        if length == taken_apart(config, task):
+            kinds["no nuc"] = partial(reading.without, host, config, text)
             kinds["loop"] = partial(reading.plain, host, config, text)
         runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
         took = dict.fromkeys(kinds, 0.0)
@@ -106,6 +107,12 @@ def measure(host: Host, config: PotConfig, ids: list[int], task: Task, say: Say)
             yield row
         if task.stock and "stock" not in kinds:
             yield {"length": length, "what": "stock", "died": "not tried: out of memory at a shorter length"}
+
+
+def taken_apart(config: PotConfig, task: Task) -> int | None:
+    """The longest text of no more than eight pots, else the shortest that is distilled, if there is one."""
+    distilled = [length for length in sorted(task.lengths) if length > config.pot_size]
+    return max((length for length in distilled if length <= 8 * config.pot_size), default=distilled[0] if distilled else None)
 
 
 def medians(found: list[dict[str, Any]]) -> dict[str, Any]:

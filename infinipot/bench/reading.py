@@ -1,28 +1,24 @@
-"""What is measured of a model that reads into a pot: reading, answering, and what a distillation is made of."""
+"""What is measured of a model that reads into a pot: reading and answering."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from infinipot import distill
 from infinipot.answering import Turn, together
-from infinipot.bench.meter import clock, median_s, peak, settle
+from infinipot.bench.meter import clock, peak, settle
 from infinipot.host import Host
-from infinipot.observe import observe, observe_catalyst, reserve
 from infinipot.options import PotConfig
-from infinipot.policies import POLICIES
 from infinipot.session import Session
 
 CATALYST = 32
 """Tokens of the question that is known while reading."""
 PROMPT = 8
 """Tokens read before an answer begins."""
-STARTS = 2
-"""Tokens of an answer that come before the pace is taken."""
+STARTS = 4
+"""Tokens of an answer that come before the pace is taken: what is recorded for a pot is recorded by then."""
 
 
 def greedy(logits: Tensor) -> int:
@@ -67,50 +63,18 @@ def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: 
     return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 
-def fill(session: Session, random: torch.Generator) -> None:
-    """Read on until the pot is full: the next token would make it distil."""
-    reader = session._reader
-    count = int(session.pot.room) - reserve(session.config, reader.usual)
-    if count > 0:
-        catalyst: Tensor | None = reader.usual
-        more = torch.randint(session.host.vocabulary, (count,), generator=random).tolist()
-        reader.read(more, catalyst)
-
-
-def stages(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
-    """What the parts of reading cost, each timed by itself on a full pot, as shares of the time to read what lies between two distillations.
-
-    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, the rest of that reading. compaction: a distillation that only
-    takes the newest. selection: all else. novelty: NuC of the text. Pieces that a policy has not are left out.
-    """
-    needs = POLICIES[config.policy]().needs(config.novelty)
-    session, _ = read(host, config, ids[: 2 * config.pot_size])
-    fill(session, torch.Generator().manual_seed(1))
-    pot, catalyst = session.pot, session._reader.usual
-    simple = dataclasses.replace(config, policy="sliding_window", distill_to=config.survivors, catalyst=None)
-    seconds: dict[str, float] = {}
-    compaction = median_s(lambda twin: distill.distill(host, twin, simple, None), pot.copy)
-    whole = median_s(lambda twin: distill.distill(host, twin, config, catalyst), pot.copy)
-    observing = 0.0
-    if catalyst is not None and "catalyst" in needs:
-        nothing = torch.zeros(0)
-        forward = median_s(lambda _: observe(host, pot, catalyst, lambda query, key, scoring: nothing))
-        observing = median_s(lambda _: observe_catalyst(host, pot, config, catalyst))
-        seconds |= {"catalyst_forward": forward, "scores": observing - forward}
-    seconds |= {"selection": whole - observing - compaction, "compaction": compaction}
-    between = config.pot_size - config.survivors - reserve(config, catalyst)
-    if "novelty" in needs and pot.hidden is not None:
-        chunk = min(config.chunk_tokens, between)
-        states = pot.hidden.expand(1, chunk, -1).contiguous()
-        targets = torch.tensor([ids[:chunk]], device=host.device)
-        seconds["novelty"] = median_s(lambda _: host.novelty(states, targets)) * between / chunk
-    cycle = between / prefill_tps
-    shares = {name: value / cycle for name, value in seconds.items()}
-    return {"tokens_between": between, "cycle_s": cycle, "seconds": seconds, "shares": shares, "overhead": sum(shares.values())}
+def without(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+    """The speed of the same reading with novelty left out."""
+    settle()
+    return {"prefill_tps": read(host, dataclasses.replace(config, novelty=0.0), ids)[1]["prefill_tps"]}
 
 
 def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same loop without catalyst and novelty: the pot keeps the newest entries."""
     settle()
-    simple = dataclasses.replace(config, policy="sliding_window", distill_to=config.survivors, catalyst=None)
-    return {"prefill_tps": read(host, simple, ids)[1]["prefill_tps"]}
+    return {"prefill_tps": read(host, simple(config), ids)[1]["prefill_tps"]}
+
+
+def simple(config: PotConfig) -> PotConfig:
+    """The same sizes with a policy that observes nothing."""
+    return dataclasses.replace(config, policy="sliding_window", distill_to=config.survivors, catalyst=None)

@@ -106,9 +106,18 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     for ratio in document["ratios"]:
         cells = "".join(f"{f'{ratio[name]:.2f} x' if name in ratio else '':>15}" for name, _, _ in COLUMNS.values())
         yield f"{ratio['length']:>10,} {'ratio':6}{cells}"
-    if stages := document["stages"]:
-        shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in stages["shares"].items())
-        yield f"of reading: {shares}; together {100 * stages['overhead']:.1f} %"
+    speeds = {row["what"]: row["prefill_tps"] for row in document["rows"] if row["length"] == whole_loop(document)}
+    if speeds:
+        novelty, all_of_it = (1 - speeds["pot"] / speeds[other] for other in ("no nuc", "loop"))
+        yield f"of the time to read, novelty takes {100 * novelty:.1f} %, it and the catalyst together {100 * all_of_it:.1f} %"
+    if parts := document["parts"]:
+        shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in parts["shares"].items())
+        yield f"part by part: {shares}; together {100 * parts['overhead']:.1f} %"
+
+
+def whole_loop(document: dict[str, Any]) -> int | None:
+    """The length at which the loop alone was measured."""
+    return next((row["length"] for row in document["rows"] if row["what"] == "loop"), None)
 
 
 def cell(value: float | None, unit: float, digits: int) -> str:
