@@ -1,6 +1,6 @@
 """One core and a hard limit on memory: a long text is read in a pot, and stock transformers dies at some length.
 
-    python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 1024] [--distill-to 512] [--chunk-tokens 128]
+    python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512] [--distill-to 256] [--chunk-tokens 128]
 
 The limit is `ulimit -d` (RLIMIT_DATA), which Linux enforces on any user: memory that belongs to the process alone, its weights among it, in
 use or only reserved. (`ulimit -v` counts the address space of torch's libraries too, 600 MB before anything is done; a limit on resident
@@ -58,7 +58,7 @@ def confine(megabytes: int) -> None:
 
 
 def confined(command: list[str], limit: int, **streams: Any) -> subprocess.Popen[str]:
-    single = {**os.environ, **THRIFT, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    single = {**os.environ, **THRIFT, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(command, text=True, env=single, preexec_fn=lambda: confine(limit), **streams)
 
 
@@ -139,8 +139,8 @@ if __name__ == "__main__":
     parser.add_argument("--model", default="smollm2", help="a folder with bfloat16 weights, or what is to be unpacked into one")
     parser.add_argument("--limit", type=int, default=700, help="MiB")
     parser.add_argument("--tokens", type=int, default=131_072)
-    parser.add_argument("--pot-size", type=int, default=1024)
-    parser.add_argument("--distill-to", type=int, default=512)
+    parser.add_argument("--pot-size", type=int, default=512)
+    parser.add_argument("--distill-to", type=int, default=256)
     parser.add_argument("--chunk-tokens", type=int, default=128)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
