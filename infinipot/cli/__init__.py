@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 
+from infinipot.cli import evaluate as _evaluate  # noqa: F401  (its commands)
 from infinipot.cli.app import app
 from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say
 from infinipot.cli.options import origin
