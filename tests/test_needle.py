@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import save_tiny
+from helpers import Killed
 
 from infinipot.cli import main
 from infinipot.eval import report
@@ -21,18 +21,6 @@ from infinipot.eval.sweep import Model, Replica, shard_of, sweep
 from infinipot.policies import POLICIES
 
 PROSE = "The ship left at dawn. Nobody saw it go! Was there a storm? The harbour master wrote of rain. "
-
-
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder = tmp_path_factory.mktemp("evaluated")
-    save_tiny(folder)
-    return Model(str(folder), "cpu", "float32")
-
-
-@pytest.fixture(scope="session")
-def replica(tiny: Model) -> Replica:
-    return Replica(tiny)
 
 
 @pytest.fixture
@@ -171,10 +159,6 @@ def test_a_model_that_reads_finds_the_needle(smollm2: Any) -> None:
 
 def contents(folder: Path) -> str:
     return (folder / "needle.jsonl").read_text()
-
-
-class Killed(Exception):
-    pass
 
 
 def test_interrupted_and_resumed_gives_the_same_file(tiny: Model, replica: Replica, prose: str, tmp_path: Path) -> None:

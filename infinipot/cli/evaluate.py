@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
 
 METHODS = (
-    " --policy takes several, separated by commas, each with options of its own behind colons: full,truncate,infinipot:novelty=0:pool=13. "
-    "The catalyst is the question unless --catalyst says otherwise."
+    "--policy takes several, separated by commas, each with options of its own behind colons: full,truncate,infinipot:novelty=0:pool=13. "
+    "The catalyst is the question unless --catalyst says otherwise.\n\n"
 )
 SWEEP = (
     option("shard", str, "Only the i-th of n parts, as i/n; all parts write into the same folder.", env=False),
@@ -140,8 +140,8 @@ class Bench:
         return [record for record in results.all() if identity(record, key) in planned]
 
 
-def bench(given: Given, model: str, out: Path, default: str, fresh: bool = True) -> Bench:
-    """Check what was given, as far as that is possible without the model."""
+def bench(given: Given, model: str, out: Path, default: str, system: bool = False) -> Bench:
+    """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here."""
     import os
 
     if out.exists() and not out.is_dir():
@@ -164,6 +164,8 @@ def bench(given: Given, model: str, out: Path, default: str, fresh: bool = True)
         raise BadUse(f"--workers {workers} is not allowed: it must be at least 1")
     if given["raw"]:
         raise BadUse("--raw is not possible here: questions stand in the model's chat template, as its users ask them")
+    if given["system"] and not system:
+        raise BadUse("--system is not possible here: what stands around the texts is part of this evaluation")
     return Bench(which, chosen, given, out)
 
 
@@ -178,7 +180,7 @@ def show(records: list[Record], text: str, files: list[Path], json: bool) -> Non
         say("written: " + ", ".join(str(path) for path in files))
 
 
-@app.command("needle", epilog=EPILOG)
+@app.command("needle", epilog=METHODS + EPILOG)
 @takes(POT, SWEEP, COMMON)
 def needle(
     model: Model,
@@ -201,7 +203,7 @@ def needle(
     sizes, places = [size(text) for text in listed(lengths)], [share(text) for text in listed(depths)]
     if not sizes or not places:
         raise BadUse("give at least one length and one depth")
-    table = bench(given, model, out, "infinipot")
+    table = bench(given, model, out, "infinipot", system=True)
     from infinipot.eval import needle as test
     from infinipot.eval import report
     from infinipot.eval.extras import EVAL, need

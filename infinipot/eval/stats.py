@@ -22,16 +22,19 @@ def mean(values: Sequence[float]) -> float | None:
 
 def paired_difference(
     first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]], rounds: int = ROUNDS
-) -> tuple[float, float, float]:
+) -> tuple[float, tuple[float, float] | None]:
     """second - first, as the mean of task means over rows that both have, with a 95 % interval by paired bootstrap.
 
     Rows are drawn anew within each task, the same ones for both methods. The random numbers depend on the tasks only, so the interval is
-    repeatable. ValueError if they share no row.
+    repeatable; there is none where a task has a single row, which tells nothing of its chance. ValueError if they share no row.
     """
     shared = {task: sorted(set(first[task]) & set(second.get(task, {}))) for task in sorted(first)}
     gaps = {task: [second[task][row] - first[task][row] for row in rows] for task, rows in shared.items() if rows}
     if not gaps:
         raise ValueError("the two methods have no row in common, so there is nothing to compare")
+    gap = float(np.mean([np.mean(rows) for rows in gaps.values()]))
+    if min(map(len, gaps.values())) < 2:
+        return gap, None
     drawn = np.zeros(rounds)
     for task, rows in gaps.items():
         seed = int.from_bytes(hashlib.sha256(task.encode()).digest()[:4], "big")
@@ -39,7 +42,7 @@ def paired_difference(
         picks = np.random.default_rng(seed).integers(len(values), size=(rounds, len(values)))
         drawn += values[picks].mean(axis=1)
     low, high = np.quantile(drawn / len(gaps), [0.025, 0.975])
-    return float(np.mean([np.mean(rows) for rows in gaps.values()])), float(low), float(high)
+    return gap, (float(low), float(high))
 
 
 def share_interval(right: int, count: int) -> tuple[float, float]:
