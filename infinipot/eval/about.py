@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-import infinipot
+from infinipot import __version__
 from infinipot.eval.sweep import Model
 
 
@@ -26,7 +26,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "infinipot": infinipot.__version__,
+        "infinipot": __version__,
     }
 
 

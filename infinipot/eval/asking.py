@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from infinipot import Session
 from infinipot.eval.sweep import Replica
 from infinipot.options import PotConfig
+from infinipot.session import Session
 from infinipot.template import Dialogue
 from infinipot.text import fragment
 

@@ -181,7 +181,7 @@ class RowUnit:
 
     def _longest(self, replica: Replica, task: Task) -> int | None:
         """Most ids of the prompt: without a bound on the pot, those that the model was trained for, less the template and the answer."""
-        if self.method.bounded or self.max_length is not None:
+        if not self.method.windowed or self.max_length is not None:
             return self.max_length
         window: int | None = getattr(replica.host.model.config.get_text_config(), "max_position_embeddings", None)
         around = len(Dialogue(replica.tokenizer, None, True).head()) + len(Dialogue(replica.tokenizer, None, True).question(None))
@@ -241,8 +241,8 @@ def plan(
     """All methods on a row before the next row, and a row of every task before the next of any: what is done by then can be compared.
 
     data: (GENUINE or STYLE, rows). limit: rows of a task. half: `even` or `odd` row numbers only, so that one half can choose options and
-    the other tell what they are worth. max_length: longest prompt for methods without a bound, None for the model's window; the others read
-    everything.
+    the other tell what they are worth. max_length: longest prompt for methods that the model's window limits, None for that window; the others
+    read everything.
     """
     units = []
     for kind, rows in data:
@@ -254,6 +254,6 @@ def plan(
         for turn in range(max((len(queue) for queue in queues), default=0)):
             for row in (queue[turn] for queue in queues if turn < len(queue)):
                 for method in methods:
-                    longest = None if method.bounded else max_length
+                    longest = max_length if method.windowed else None
                     units.append(RowUnit(model=model, method=method, rows=kind, row=row, max_length=longest))
     return units

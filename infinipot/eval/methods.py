@@ -9,10 +9,12 @@ from typing import Any
 import yaml
 
 from infinipot.options import PotConfig, known
-from infinipot.policies import POLICIES
+from infinipot.policies import POLICIES, Policy
 
 PROBE = 0.37
 """A share that no policy has by itself: one that gives it back lets novelty have what was wanted."""
+LATE = frozenset({"newest", "received"})
+"""What the question itself decides where all is read first and distilled behind it (prefill="whole")."""
 
 
 @dataclass(frozen=True)
@@ -23,33 +25,46 @@ class Method:
     config: PotConfig
 
     @property
+    def policy(self) -> Policy:
+        return POLICIES[self.config.policy]()
+
+    @property
     def aware(self) -> bool:
-        """Whether the question is known while the text is read: it is the catalyst."""
+        """Whether the question is given while the text is read: it is the catalyst."""
         return self.config.catalyst == "question"
 
     @property
     def question(self) -> str | None:
-        """`known` or `unknown` while the text is read; None where the policy would make no use of it."""
-        return None if self.config.catalyst is None else "known" if self.aware else "unknown"
+        """`known` or `unknown` when it is chosen what survives; None where the policy would make no use of a question."""
+        if self.aware or (self.config.prefill == "whole" and self.policy.needs(self.config.novelty) & LATE):
+            return "known"
+        return None if self.config.catalyst is None else "unknown"
 
     @property
     def bounded(self) -> bool:
-        return POLICIES[self.config.policy].reads != "all"
+        """Whether memory is bounded while the text is read."""
+        return self.policy.reads != "all" and self.config.prefill == "bounded"
+
+    @property
+    def windowed(self) -> bool:
+        """Whether the model's own window limits what can be read."""
+        return not self.bounded and not self.policy.grouped
 
     @property
     def options(self) -> dict[str, Any]:
         """What tells this method from another of the same policy: options that count for it and are not the defaults."""
-        reads = POLICIES[self.config.policy].reads
-        if reads == "all":
-            return {}
-        if reads == "ends":
-            return {"pot_size": self.config.pot_size}
+        config, policy = self.config, self.policy
+        if policy.reads == "all":
+            return {name: getattr(config, name) for name in ("group", "neighbours")} if policy.grouped else {}
+        if policy.reads == "ends":
+            return {"pot_size": config.pot_size}
         different = {
             field.name: value
             for field in dataclasses.fields(PotConfig)
-            if field.name not in ("policy", "chunk_tokens") and (value := getattr(self.config, field.name)) != field.default
+            if field.name not in ("policy", "chunk_tokens") and (value := getattr(config, field.name)) != field.default
         }
-        return {**different, "pot_size": self.config.pot_size, "distill_to": self.config.distill_to or self.config.survivors}
+        different = {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}
+        return {**different, "pot_size": config.pot_size, "distill_to": config.own("distill_to")}
 
 
 def method(label: str, base: dict[str, Any]) -> Method:
@@ -72,7 +87,8 @@ def method(label: str, base: dict[str, Any]) -> Method:
     if policy_.share(PROBE) != PROBE:
         config = dataclasses.replace(config, novelty=PotConfig.novelty)
     has_catalyst = "catalyst" in policy_.needs(config.novelty)
-    config = dataclasses.replace(config, catalyst=(config.catalyst or "question") if has_catalyst else None)
+    catalyst = config.catalyst or policy_.catalyst or "question"
+    config = dataclasses.replace(config, catalyst=catalyst if has_catalyst else None)
     return Method(label, config)
 
 
