@@ -112,6 +112,10 @@ class Session:
 
     # ---------------------------------------------------------------- reading
 
+    def score_all(self) -> None:
+        """From now on note how surprising every token is that is read (`pot.novelty`), also if the policy makes no use of it."""
+        self._reader.needs |= {"novelty"}
+
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
         """Read on, distilling whenever the pot is full.
 

@@ -9,7 +9,7 @@ import typer
 
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.console import BadUse, Failure
-from infinipot.cli.evaluate import METHODS, SWEEP, Json, Out, bench, listed, show
+from infinipot.cli.evaluate import METHODS, SWEEP, Json, Out, bench, listed, show, size
 from infinipot.cli.options import COMMON, POT, Given, takes
 
 # ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
@@ -60,4 +60,35 @@ def longbench(
         raise Failure("there is no result: memory sufficed for none of the rows")
     text, files = scores.write(records, out, against)
     show(records, text, [*files, scores.predictions(records, sets, out)], json)
+    return 0
+
+
+@evaluation.command("perplexity", epilog=METHODS + EPILOG)
+@takes(POT, SWEEP, COMMON)
+def perplexity(
+    model: Model,
+    given: Given,
+    out: Out,
+    file: Annotated[list[Path], typer.Option("-f", "--file", metavar="FILE", help="A text, also .gz; may be given several times.",
+                                             show_default=False)],
+    tokens: Annotated[Optional[str], typer.Option(metavar="N", help="Read so many tokens, as in 100k. [default: all]")] = None,
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens whose losses are averaged for a point of the figure.")] = 1024,
+    json: Json = False,
+) -> int:  # fmt: skip
+    """How well a text of any length is predicted while it is read through a pot. There is no question: the catalyst is general."""
+    for path in file:
+        if not path.is_file():
+            raise BadUse(f"there is no file {path}")
+    count = None if tokens is None else size(tokens)
+    table = bench(given, model, out, "full,streaming,infinipot", asked=False)
+    from infinipot.eval import perplexity as test
+    from infinipot.eval.extras import EVAL, need
+
+    need("matplotlib", "the figure", EVAL)
+    units = test.plan(table.model, table.methods, file, count, every)
+    records = table.run(units, test.NAME, test.KEY, "perplexity", given["limit"])
+    if not records:
+        raise Failure("there is no result: memory sufficed for none of the readings")
+    text, files = test.write(records, out)
+    show(records, text, files, json)
     return 0

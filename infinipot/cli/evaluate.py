@@ -140,8 +140,10 @@ class Bench:
         return [record for record in results.all() if identity(record, key) in planned]
 
 
-def bench(given: Given, model: str, out: Path, default: str, system: bool = False) -> Bench:
-    """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here."""
+def bench(given: Given, model: str, out: Path, default: str, system: bool = False, asked: bool = True) -> Bench:
+    """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here.
+
+    asked: whether questions are asked."""
     import os
 
     if out.exists() and not out.is_dir():
@@ -154,7 +156,7 @@ def bench(given: Given, model: str, out: Path, default: str, system: bool = Fals
         from infinipot.options import PotConfig
 
         base = {name: value for name, value in given.of(PotConfig).items() if name != "policy"}
-        chosen = methods(given["policy"] or default, base)
+        chosen = methods(given["policy"] or default, base, asked)
         which = Which(model, given["device"] or "auto", given["dtype"] or "auto")
         _ = which.precision  # refuses devices and dtypes that are not there
         if not given["debug"]:

@@ -67,10 +67,11 @@ class Method:
         return {**different, "pot_size": config.pot_size, "distill_to": config.own("distill_to")}
 
 
-def method(label: str, base: dict[str, Any]) -> Method:
+def method(label: str, base: dict[str, Any], asked: bool = True) -> Method:
     """One method from `policy[:option=value...]` on top of shared options.
 
-    The catalyst of a policy that has one is the question unless said otherwise; options that a policy does not look at are left out.
+    asked: there is a question; then it is the catalyst of a policy that has one, unless said otherwise, else the general catalyst is.
+    Options that a policy does not look at are left out.
     """
     policy, *changes = label.split(":")
     known("policy", policy, POLICIES)
@@ -87,14 +88,16 @@ def method(label: str, base: dict[str, Any]) -> Method:
     if policy_.share(PROBE) != PROBE:
         config = dataclasses.replace(config, novelty=PotConfig.novelty)
     has_catalyst = "catalyst" in policy_.needs(config.novelty)
-    catalyst = config.catalyst or policy_.catalyst or "question"
+    catalyst = config.catalyst or policy_.catalyst or ("question" if asked else "general")
+    if has_catalyst and catalyst == "question" and not asked:
+        raise ValueError("catalyst='question' is not possible here: there is no question; use general, or a prompt of your own")
     config = dataclasses.replace(config, catalyst=catalyst if has_catalyst else None)
     return Method(label, config)
 
 
-def methods(labels: str, base: dict[str, Any]) -> list[Method]:
+def methods(labels: str, base: dict[str, Any], asked: bool = True) -> list[Method]:
     """Several, separated by commas: `full,truncate,infinipot:novelty=0,infinipot:catalyst=general`."""
-    listed = [method(label.strip(), base) for label in labels.split(",") if label.strip()]
+    listed = [method(label.strip(), base, asked) for label in labels.split(",") if label.strip()]
     if not listed:
         raise ValueError("no policy is given: name one or several, separated by commas")
     names = [item.label for item in listed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infinipot.eval import longbench, needle, report, results, scores
+from infinipot.eval import longbench, needle, perplexity, report, results, scores
 
 
 def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
@@ -12,7 +12,11 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
     out.mkdir(parents=True, exist_ok=True)
     texts: list[str] = []
     files: list[Path] = []
-    for name, key, write in ((needle.NAME, needle.KEY, report.write), (longbench.NAME, longbench.KEY, scores.write)):
+    for name, key, write in (
+        (needle.NAME, needle.KEY, report.write),
+        (longbench.NAME, longbench.KEY, scores.write),
+        (perplexity.NAME, perplexity.KEY, perplexity.write),
+    ):
         records = results.read(folder, name, key)
         if records:
             text, written = write(records, out)
