@@ -241,3 +241,40 @@ def plot(
     text, files = redraw.redraw(results, out or results)
     show([], text, files, False)
     return 0
+
+
+@app.command("inspect", epilog=EPILOG)
+@takes(POT, COMMON)
+def inspect(
+    model: Model,
+    given: Given,
+    file: Annotated[str, typer.Option("-f", "--file", metavar="FILE", help="The text, UTF-8; - is stdin.", show_default=False)],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("survivors.html"),
+    prompt: Annotated[Optional[str], typer.Option("-p", "--prompt", metavar="TEXT", help="The question, known while reading unless the "
+                                                  "catalyst is another.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")] = 64,
+) -> int:  # fmt: skip
+    """Show which tokens survived: a page with the text, shaded by how many layers and heads kept each token, and by each of them."""
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise BadUse(f"cannot write {out}: " + ("it is a folder" if out.is_dir() else f"there is no folder {out.absolute().parent}"))
+    from infinipot.cli.source import Source
+
+    source = Source(file)
+    text = "".join(source)
+    if source.problem:
+        raise BadUse(source.problem)
+    table = bench(given, model, out.parent, "infinipot", system=True, asked=prompt is not None)
+    if len(table.methods) > 1:
+        raise BadUse("a page shows one policy: give one")
+    from infinipot.eval.results import write_whole
+    from infinipot.eval.survivors import look, page
+    from infinipot.eval.sweep import Replica
+
+    with doing(f"loading {model}", bool(given["quiet"])):
+        replica = Replica(table.model)
+    with doing("reading", bool(given["quiet"])):
+        seen = look(replica, table.model.label, table.methods[0], text, prompt, system=given["system"], max_tokens=max_tokens)
+    write_whole(out, page(seen))
+    if not given["quiet"]:
+        say(f"{seen.facts}; the page is {out}")
+    return 0
