@@ -92,3 +92,38 @@ def perplexity(
     text, files = test.write(records, out)
     show(records, text, files, json)
     return 0
+
+
+@evaluation.command("lm", epilog=METHODS + EPILOG)
+@takes(POT, SWEEP, COMMON)
+def lm(
+    model: Model,
+    given: Given,
+    out: Out,
+    tasks: Annotated[str, typer.Option(metavar="LIST", help="Tasks or groups of lm-evaluation-harness, as in ruler,babilong.",
+                                       show_default=False)],
+    fewshot: Annotated[Optional[int], typer.Option(min=0, metavar="N", help="Examples before each question. [default: the task's]")] = None,
+    lengths: Annotated[Optional[str], typer.Option(metavar="LIST", help="RULER: tokens of its texts, as in 4k,16k.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the model's chat template around prompts.")] = False,
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Answers decoded together.")] = 1,
+    include: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Tasks of your own, as the harness describes them.")] = None,
+    json: Json = False,
+) -> int:  # fmt: skip
+    """Tasks of lm-evaluation-harness (RULER, BABILong, ...) in bounded memory. The end of a prompt, its question, is the catalyst."""
+    if include is not None and not include.is_dir():
+        raise BadUse(f"there is no folder {include}")
+    table = bench(given, model, out, "infinipot")
+    from infinipot.eval import harness
+    from infinipot.eval.extras import LM, need
+
+    need("lm_eval", "these tasks", LM)
+    sizes = tuple(size(text) for text in listed(lengths or ""))
+    harness.check(listed(tasks), include)
+    options = {"fewshot": fewshot, "limit": given["limit"], "lengths": sizes, "chat": chat, "batch": batch, "include": include}
+    units = harness.plan(table.model, table.methods, listed(tasks), **options)
+    records = table.run(units, harness.NAME, harness.KEY, "lm")
+    if not records:
+        raise Failure("there is no result: memory sufficed for none of the tasks")
+    text, files = harness.write(records, out)
+    show(records, text, files, json)
+    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infinipot.eval import longbench, needle, perplexity, report, results, scores
+from infinipot.eval import harness, longbench, needle, perplexity, report, results, scores
 
 
 def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
@@ -16,6 +16,7 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
         (needle.NAME, needle.KEY, report.write),
         (longbench.NAME, longbench.KEY, scores.write),
         (perplexity.NAME, perplexity.KEY, perplexity.write),
+        (harness.NAME, harness.KEY, harness.write),
     ):
         records = results.read(folder, name, key)
         if records:
@@ -23,5 +24,5 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
             texts.append(text)
             files += written
     if not texts:
-        raise ValueError(f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl or perplexity.jsonl")
+        raise ValueError(f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl")
     return "\n\n".join(texts), files
