@@ -17,11 +17,20 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 
 def by_method(records: Sequence[Record]) -> Scores:
-    """The rows that every method has answered; others would make means of different things."""
+    """Scores by the methods' names, of the rows that every method has answered; others would make means of different things."""
     named = names(records)
-    found: Scores = {name: {} for name in named.values()}
-    for record in records:
-        found[named[name_key(record)]].setdefault(record["task"], {})[record["id"]] = record["score"]
+    return shared_rows([(named[name_key(record)], record) for record in records])
+
+
+def by_label(records: Sequence[Record]) -> Scores:
+    """The same by the methods' labels, as they were given."""
+    return shared_rows([(record["method"], record) for record in records])
+
+
+def shared_rows(records: Sequence[tuple[str, Record]]) -> Scores:
+    found: Scores = {name: {} for name, _ in records}
+    for name, record in records:
+        found[name].setdefault(record["task"], {})[record["id"]] = record["score"]
     shared = set.intersection(*({(task, row) for task, rows in scores.items() for row in rows} for scores in found.values()))
     return {
         name: {
