@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import shutil
 import sys
@@ -140,16 +141,19 @@ class Bench:
         return [record for record in results.all() if identity(record, key) in planned]
 
 
+def hush(given: Given) -> None:
+    """No bars of other libraries; takes effect when they are imported."""
+    if not given["debug"]:
+        os.environ.setdefault("TQDM_DISABLE", "1")
+
+
 def bench(given: Given, model: str, out: Path, default: str, system: bool = False, asked: bool = True) -> Bench:
     """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here.
 
     asked: whether questions are asked."""
-    import os
-
     if out.exists() and not out.is_dir():
         raise BadUse(f"cannot write into {out}: it is a file; give a folder")
-    if not given["debug"]:
-        os.environ.setdefault("TQDM_DISABLE", "1")
+    hush(given)
     with doing("starting", bool(given["quiet"])):
         from infinipot.eval.methods import methods
         from infinipot.eval.sweep import Model as Which
