@@ -329,7 +329,7 @@ def test_the_command_from_rows_to_prediction_files(data: Path, tiny: Model, tmp_
     assert main(args) == 0
     shown, said = capsys.readouterr()
     assert shown.count("**mean of tasks**") == 2
-    assert "less truncate" in shown
+    assert "against truncate" in shown
     assert f"{out}/pred" in said
     lines = [json.loads(line) for line in (out / "pred" / "LongBench" / "truncate" / "trec.jsonl").read_text().splitlines()]
     assert [line["answers"] for line in lines] == [["Location"]] * 2

@@ -272,3 +272,15 @@ def test_bad_use(tiny: Model, tmp_path: Path, args: list[str], part: str, capsys
     haystack = [] if "--haystack" in args else ["--haystack", "filler"]
     assert main(["needle", tiny.name, "--trials", "1", *haystack, "-o", str(tmp_path / "o"), *args]) == 2
     assert part in capsys.readouterr().err
+
+
+def test_a_ray_cluster_gives_the_same_file(tiny: Model, replica: Replica, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs the extra: pip install 'infinipot[ray]'")
+    monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    units = plan(tiny, small("streaming"), haystack=prose, kind="number", lengths=[200, 300], depths=[0.1, 0.9], trials=1, max_tokens=2)
+    sweep(units, Results(tmp_path / "one", NAME, KEY), tiny, replica=replica)
+    sweep(units[:1], Results(tmp_path / "ray", NAME, KEY), tiny, replica=replica)  # killed after the first; the cluster does the others
+    done: list[int] = []
+    sweep(units, Results(tmp_path / "ray", NAME, KEY), tiny, ray="local", progress=lambda count, total, title: done.append(count))
+    assert done == [1, 2, 3, 4]
+    assert contents(tmp_path / "ray") == contents(tmp_path / "one")

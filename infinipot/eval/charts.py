@@ -81,7 +81,7 @@ def curves(
     ticks: Mapping[float, str] | None = None, floor: float | None = None,
 ) -> list[Path]:  # fmt: skip
     """Lines over x, one a method. log: x by doublings. floor: the y axis starts here."""
-    made = figure(7.2, 4.0)
+    made = figure(7.2, 3.6 + 0.22 * math.ceil(len(series) / _columns(series)))
     axis = made.subplots()
     for number, (name, points) in enumerate(series.items()):
         some = len(points) <= 24
@@ -95,11 +95,17 @@ def curves(
         axis.minorticks_off()
     if floor is not None:
         axis.set_ylim(bottom=floor)
-    axis.set(title=title, xlabel=across, ylabel=up)
+    axis.set(xlabel=across, ylabel=up)
+    axis.set_title(_wrapped(title, 80), fontsize=11)
     axis.grid(color="#dddddd", linewidth=0.7)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    made.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=_columns(series))
     return save(made, path)
+
+
+def _columns(names: Mapping[str, Any]) -> int:
+    """Columns of a legend below a figure."""
+    return max(1, min(3, 100 // max(map(len, names))))
 
 
 def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path: Path) -> list[Path]:
@@ -114,7 +120,8 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path
         drawn = axis.bar(places, heights, width * 0.92, label=name, color=COLORS[number % len(COLORS)])
         axis.bar_label(drawn, fmt=lambda value: "" if math.isnan(value) else f"{value:.1f}", fontsize=8, padding=1)
     axis.set_xticks(range(len(groups)), [_wrapped(group, 14) for group in groups])
-    axis.set(title=title, ylabel=up)
+    axis.set_title(_wrapped(title, 80), fontsize=11)
+    axis.set_ylabel(up)
     axis.grid(axis="y", color="#dddddd", linewidth=0.7)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
@@ -125,11 +132,14 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path
 
 def shades(rows: Mapping[str, Sequence[Sequence[float]]], *, title: str, across: str, up: str, legend: str, path: Path) -> list[Path]:
     """Matrices side by side, light to dark: row 0 at the top, columns stretched over the text from 0 to 1."""
-    made = figure(1.2 + 3.0 * len(rows), 3.6)
-    axes = made.subplots(1, len(rows), squeeze=False, sharey=True)[0]
+    wide = min(3, len(rows))
+    made = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
+    axes = made.subplots(math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True)
     top = max(max(row) for matrix in rows.values() for row in matrix) or 1.0
     image = None
-    for axis, (name, matrix) in zip(axes, rows.items(), strict=True):
+    for axis in list(axes.flat)[len(rows) :]:
+        axis.set_visible(False)
+    for axis, (name, matrix) in zip(axes.flat, rows.items(), strict=False):
         image = axis.imshow(matrix, cmap="viridis", aspect="auto", vmin=0, vmax=top, extent=(0, 1, len(matrix), 0), interpolation="nearest")
         axis.set_title(_wrapped(name, 30), fontsize=10)
     made.suptitle(title, fontsize=11)

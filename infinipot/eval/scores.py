@@ -63,7 +63,7 @@ def differences(scores: Scores, against: str) -> str:
             low, high = interval or (0.0, 0.0)
             shown = [f"{low:+.1f} to {high:+.1f}", "yes" if low > 0 or high < 0 else "no"] if interval else ["– (a task has one row)", "–"]
             lines.append([name, f"{gap:+.1f}", *shown])
-    return markdown([f"less {against}", "difference", "95 % interval", "beyond chance"], lines)
+    return markdown([f"against {against}", "difference", "95 % interval", "beyond chance"], lines)
 
 
 def write(records: Sequence[Record], folder: Path, against: str | None = None) -> tuple[str, list[Path]]:

@@ -43,7 +43,7 @@ def names(records: Iterable[Record]) -> dict[str, str]:
         alike = [other for other in first.values() if other["method"] == record["method"]]
         changed = {name for other in alike for name in {**other["options"], **record["options"]}
                    if other["options"].get(name) != record["options"].get(name)}  # fmt: skip
-        parts = [record["method"].replace(":", " ").replace("=", " ")]
+        parts = [record["method"].replace(":catalyst=question", "").replace(":", " ").replace("=", " ")]
         parts += [f"question {record['question']}"] * bool(record["question"])
         parts += [record[name] for name in different]
         parts += [f"{name} {record['options'].get(name, 'default')}" for name in sorted(changed)]
