@@ -205,6 +205,12 @@ def test_two_processes_give_the_same_file(tiny: Model, replica: Replica, prose: 
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
 
 
+def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["needle", "./no/model", "--haystack", "filler", "--lengths", "300", "--trials", "1", "-o", str(tmp_path / "o")]
+    assert main(args) == 2
+    assert "there is no folder ./no/model" in capsys.readouterr().err
+
+
 def test_results_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     first, second = Results(tmp_path, "x", ["a"], (1, 2)), Results(tmp_path, "x", ["a"], (2, 2))
     first.add([{"a": 1, "right": True}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import multiprocessing
 import os
 import signal
@@ -56,7 +57,10 @@ class Replica:
         device = best_device(model.device)
         if device.type == "cuda" and device.index is None and torch.cuda.device_count() > 1:
             device = torch.device("cuda", number % torch.cuda.device_count())
-        loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
+        try:
+            loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
+        except OSError as problem:
+            raise ValueError(str(problem)) from problem
         self.host = Host(loaded)
         self.cache: dict[str, Any] = {}
 
@@ -142,17 +146,17 @@ def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tu
             yield unit, worker.work(unit)
 
 
-_REPLICA: list[Replica] = []
-"""In a worker process: its model."""
+_MAKE: list[Callable[[], Replica]] = []
+"""In a worker process: what gives its model, loaded when it is first needed, so that failing at it is told like any other failure."""
 
 
 def _begin(model: Model, numbers: Any, threads: int | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    _REPLICA.append(Replica(model, numbers.get(), threads))
+    _MAKE.append(functools.cache(functools.partial(Replica, model, numbers.get(), threads)))
 
 
 def _work(unit: Any) -> list[Record] | None:
-    return _REPLICA[0].work(unit)
+    return _MAKE[0]().work(unit)
 
 
 def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[Any, list[Record] | None]]:
