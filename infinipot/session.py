@@ -129,10 +129,8 @@ class Session:
         catalyst = self._catalyst_for(_listed(question), dialogue)
         self._begin(dialogue)
         for ids in lists:
-            opening = dialogue.opening()
-            was = (dialogue.in_text, dialogue.answered)
+            opening, was, before = dialogue.opening(), (dialogue.in_text, dialogue.answered), self.stats.tokens_read
             dialogue.in_text, dialogue.answered = True, False
-            before = self.stats.tokens_read
             try:
                 self._reader.read(opening + ids, catalyst, progress)
             except BaseException:

@@ -206,6 +206,7 @@ def test_two_processes_give_the_same_file(tiny: Model, replica: Replica, prose: 
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
     args = ["needle", "./no/model", "--haystack", "filler", "--lengths", "300", "--trials", "1", "-o", str(tmp_path / "o")]
     assert main(args) == 2
     assert "there is no folder ./no/model" in capsys.readouterr().err
@@ -275,6 +276,7 @@ def test_the_command_writes_table_and_figures(tiny: Model, prose: str, tmp_path:
     ],
 )
 def test_bad_use(tiny: Model, tmp_path: Path, args: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
     haystack = [] if "--haystack" in args else ["--haystack", "filler"]
     assert main(["needle", tiny.name, "--trials", "1", *haystack, "-o", str(tmp_path / "o"), *args]) == 2
     assert part in capsys.readouterr().err
