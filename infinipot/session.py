@@ -112,6 +112,10 @@ class Session:
 
     # ---------------------------------------------------------------- reading
 
+    def score_all(self) -> None:
+        """From now on note how surprising every token is that is read (`pot.novelty`), also if the policy makes no use of it."""
+        self._reader.needs |= {"novelty"}
+
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
         """Read on, distilling whenever the pot is full.
 
@@ -125,10 +129,8 @@ class Session:
         catalyst = self._catalyst_for(_listed(question), dialogue)
         self._begin(dialogue)
         for ids in lists:
-            opening = dialogue.opening()
-            was = (dialogue.in_text, dialogue.answered)
+            opening, was, before = dialogue.opening(), (dialogue.in_text, dialogue.answered), self.stats.tokens_read
             dialogue.in_text, dialogue.answered = True, False
-            before = self.stats.tokens_read
             try:
                 self._reader.read(opening + ids, catalyst, progress)
             except BaseException:

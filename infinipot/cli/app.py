@@ -185,19 +185,3 @@ def bench(
     task = Task(lengths=tokens, stock=compare == "stock", batch=batch, tokens=decode_tokens, rounds=rounds, patience_s=patience)
     bench.run(given, model, task, out, spread)
     return 0
-
-
-@app.command("plot")
-def plot(
-    results: Annotated[Path, typer.Argument(metavar="RESULTS", help="What bench kept.")] = Path("benchmarks/results/bench.jsonl"),
-    model: Annotated[Optional[str], typer.Option("--model", metavar="NAME", help="Its newest result. [default: the newest of all]")] = None,
-    output: Annotated[
-        Optional[Path], typer.Option("-o", "--output", metavar="STEM", help="Writes STEM.png and STEM.svg. [default: beside the results]")
-    ] = None,
-    debug: bool = False,
-) -> int:
-    """Draw time and memory against length, pot against full cache."""
-    from infinipot.cli import bench
-
-    bench.plot(results, model, output)
-    return 0
