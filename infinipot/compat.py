@@ -9,13 +9,13 @@ from typing import Any
 import transformers
 from packaging.version import Version
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.masking_utils import AttentionMaskInterface
 
 OLDEST, TOO_NEW = "5.17.0", "5.25.0"
 NAME = "infinipot"
 
-__all__ = ["NAME", "Cache", "CacheLayerMixin", "cache_argument", "check_version", "layer_windows", "register"]
+__all__ = ["NAME", "Cache", "CacheLayerMixin", "LinearAttentionLayer", "cache_argument", "check_version", "layer_kinds", "register"]
 
 
 def check_version() -> None:
@@ -37,17 +37,34 @@ def register(attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
-def layer_windows(model: PreTrainedModel) -> list[int | None]:
-    """Per layer the length of its sliding window, None for full attention. Refuses layers of any other kind."""
+ATTENDS = {
+    "DynamicLayer": True,
+    "DynamicSlidingWindowLayer": True,
+    "LinearAttentionAndFullAttentionLayer": True,
+    "LinearAttentionAndSlidingWindowAttentionLayer": True,
+    "LinearAttentionLayer": False,
+    "DummyLayer": False,
+}
+"""Whether a layer has attention, by the cache layer that transformers gives it."""
+
+
+def layer_kinds(model: PreTrainedModel) -> tuple[list[int | None], list[int]]:
+    """Per layer the length of its sliding window (None: full attention, 0: none at all), and how many states it carries. Refuses others."""
+    if getattr(model.config.get_text_config(), "attention_chunk_size", None):
+        raise ValueError(f"{type(model).__name__} attends within fixed chunks of the text, whose borders are lost with its positions: no pot")
+    if getattr(model.config.get_text_config(), "num_kv_shared_layers", 0):
+        raise ValueError(f"in {type(model).__name__} some layers attend to the entries of other layers, which may keep others: no pot")
     windows: list[int | None] = []
+    states: list[int] = []
     for number, layer in enumerate(DynamicCache(config=model.config).layers):
-        if type(layer) is DynamicSlidingWindowLayer:
-            windows.append(int(layer.sliding_window))
-        elif type(layer) is DynamicLayer:
-            windows.append(None)
-        else:
+        name = type(layer).__name__
+        if name not in ATTENDS:
             raise ValueError(
-                f"layer {number} of {type(model).__name__} keeps its state in a {type(layer).__name__}, which a pot cannot bound: "
-                "use a model whose layers are full or sliding-window attention"
+                f"layer {number} of {type(model).__name__} keeps its entries in a {name}, which a pot cannot bound: "
+                "use a model whose layers are full or sliding-window attention, or carry a state"
             )
-    return windows
+        windows.append(getattr(layer, "sliding_window", None) if ATTENDS[name] else 0)
+        states.append(getattr(layer, "number_of_states", 0))
+    if not any(window != 0 for window in windows):
+        raise ValueError(f"{type(model).__name__} keeps no entries in transformers' cache, only states: there is nothing a pot could bound")
+    return windows, states

@@ -113,10 +113,10 @@ def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, 
 
 def rides(pot: Pot, config: PotConfig, catalyst: Tensor | None) -> bool:
     """Whether the catalyst can be read behind a chunk and forgotten without a trace: not where the chunk is part of it (`plain`), where
-    attention is remembered, or where windows let entries go."""
+    attention is remembered, where windows let entries go, or where a layer carries a state."""
     needs = POLICIES[config.policy]().needs(config.novelty)
     alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
-    return alone and catalyst is not pot.newest and len(pot.bounded) == len(pot.layers)
+    return alone and catalyst is not pot.newest and all(type(layer) is PotLayer for layer in pot.layers)
 
 
 def read(

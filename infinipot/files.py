@@ -36,6 +36,8 @@ def _plain(weight: Tensor) -> Tensor:
 
 def model_identity(model: PreTrainedModel) -> dict[str, str]:
     """What a pot must share with the model that reads on: class and config, and a sample of the weights."""
+    if any(hasattr(weight, "device_mesh") for weight in model.parameters()):
+        raise PotFileError("this process has only its heads' part of a pot (tensor parallel): save and load pots with a model in one process")
     config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters())[:: max(1, len(list(model.parameters())) // 8)]:

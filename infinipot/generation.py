@@ -39,6 +39,10 @@ def generate(
         raise ValueError("return_dict_in_generate=True is not possible on a pot: a Session gives the pot and its statistics")
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("inputs_embeds is not possible on a pot: give input_ids")
+    for name, value in model_kwargs.items():
+        pictured = any(kind in name for kind in ("pixel", "image", "video", "audio", "input_features", "mm_encoder"))
+        if pictured and value is not None and not (isinstance(value, dict) and not value):
+            raise ValueError(f"{name} is not possible on a pot, which reads text only: leave images, video and sound out")
     if pot is not None and not isinstance(pot, PotConfig):
         raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
     config, host = pot or PotConfig(), Host(model)

@@ -20,7 +20,7 @@ from infinipot.identity import identity
 from infinipot.norms import fused
 from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Layout, Pot
-from infinipot.probe import rotations
+from infinipot.probe import TOLERANCE, rotations
 from infinipot.together import Together
 
 Observer = Callable[[int, Tensor, Tensor, Scoring], None]
@@ -105,7 +105,7 @@ class _Columns(nn.Module):
         self._weight = (output.weight[columns], None if output.bias is None else output.bias[columns])  # in a tuple: not parameters
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, *self._weight)
+        return F.linear(hidden.to(self._weight[0].device), *self._weight).to(hidden.device)
 
 
 class Host:
@@ -125,18 +125,22 @@ class Host:
         self.model = model
         self.cache_argument = compat.cache_argument(model)
         self.first_graph: Any = None
-        self.unrecordable = False
         self.norms = norms.found(model)
         self.ran: set[Any] = set()
         try:
-            self.windows = compat.layer_windows(model)
-            if all(window is not None for window in self.windows):
-                self.windows = [None] * len(self.windows)  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
-            self.rotations = rotations(model, len(self.windows))
+            self.windows, self.states = compat.layer_kinds(model)
+            if None not in self.windows:  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
+                self.windows = [None if window else window for window in self.windows]
+            # a recording sees neither a state that goes back, nor other processes, nor the streams of other devices
+            self.unrecordable = any(self.states) or self.sharded or len({weight.device for weight in model.parameters()}) > 1
+            self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
             self.scorings: dict[int, Scoring] = {}
-            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [self.new_pot(Layout(2))])
+            pot = self.new_pot(Layout(2))
+            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
+            self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
             self.vocabulary: int = self.head(trial).shape[-1]
+            self._check_states()
         except ValueError:
             raise
         except Exception as problem:
@@ -148,9 +152,23 @@ class Host:
         places = ((m._modules, n) for m in self.model.modules() for n, child in m._modules.items() if child is self.output)
         self.output_place: tuple[Any, str] = next(places, ({}, ""))
 
+    def _check_states(self) -> None:
+        """Some models' state-space layers begin anew with every forward pass of more than one token: refused, what they read would be wrong."""
+        ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
+        if any(self.states):
+            whole, pot = self.read(ids, [self.new_pot(Layout(8))]), self.new_pot(Layout(8))
+            parts = torch.cat([self.read(part, [pot]) for part in ids.split(4, dim=1)], dim=1)
+            if float((whole - parts).abs().max() / whole.abs().max()) > 10 * TOLERANCE[whole.dtype]:
+                raise ValueError(f"{type(self.model).__name__} forgets the state of its layers from one chunk of text to the next: no pot")
+
     @property
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
+        return any(hasattr(weight, "device_mesh") for weight in self.model.parameters())
 
     @property
     def bounded(self) -> int:
@@ -160,13 +178,21 @@ class Host:
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
-        pot = Pot(self.windows, [None if r is None else own[id(r)] for r in self.rotations], layout)
-        pot.newest = pot.newest.to(self.device)
+        with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
+            pot = Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout)
+            pot.newest = pot.newest.to(self.device)
         return pot
+
+    def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A saved pot's tensors, each layer's on the layer's device."""
+        layers = {name: int(name.split(".")[1]) for name in state if name.startswith("layers.")}
+        return {name: x.to(self.devices[layers[name]] if name in layers else self.device) for name, x in state.items()}
 
     @torch.no_grad()
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
         """Run ids [B, T] through the trunk, a row behind the entries of each pot, which takes its own. Returns hidden states [B, T, hidden]."""
+        if len(pots) > 1 and any(self.states):  # a state has no rows of its own to keep apart: one pot after the other
+            return torch.cat([self.read(row, [pot], observe) for row, pot in zip(ids.split(1), pots, strict=True)])
         positions = torch.stack([torch.arange(pot.length, pot.length + ids.shape[1], device=ids.device) for pot in pots])
         readings = [_Reading(pot, observe, self.scorings) for pot in pots]
         cache: Pot | Together = pots[0]
@@ -203,5 +229,6 @@ class Host:
         if self.model.get_output_embeddings() is not self.output:  # exchanged since: resized, or wrapped
             self._find_output()
             self.vocabulary = self.head(hidden[:, :1]).shape[-1]
-        plain = type(self.output) is nn.Linear and self.output_place[1] and not self.output._forward_hooks
+        whole = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter  # not shared out over processes
+        plain = whole and self.output_place[1] and not self.output._forward_hooks
         return novelty(self.head, hidden, targets, self.vocabulary, BLOCK if plain else self.vocabulary)

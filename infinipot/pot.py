@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from infinipot.compat import Cache
-from infinipot.layers import PotLayer, WindowLayer
+from infinipot.layers import PotLayer
 from infinipot.positions import Rotation
+from infinipot.state import new_layer
 from infinipot.witness import Witness
 
 NEWEST = 32
@@ -57,11 +58,11 @@ class Pot(Cache):
     steps: what has been recorded for this pot (graphs.py).
     """
 
-    def __init__(self, windows: list[int | None], rotations: list[Rotation | None], layout: Layout) -> None:
+    def __init__(self, windows: list[int | None], states: list[int], rotations: list[Rotation | None], layout: Layout) -> None:
         sizes = iter(layout.sizes or (layout.size,) * len(windows))
         layers = [
-            PotLayer(next(sizes), rotation, layout.reset, layout.kind, layout.witness) if window is None else WindowLayer(window, rotation)
-            for window, rotation in zip(windows, rotations, strict=True)
+            new_layer(window, carried, rotation, next(sizes) if window is None else None, layout.reset, layout.kind, layout.witness)
+            for window, carried, rotation in zip(windows, states, rotations, strict=True)
         ]
         super().__init__(layers=layers)
         self.size, self.grouping = layout.size, layout.grouping
@@ -79,7 +80,7 @@ class Pot(Cache):
 
     @property
     def bounded(self) -> list[PotLayer]:
-        """The layers that the size bounds: full attention, not the sliding windows."""
+        """The layers that the size bounds: full attention, not sliding windows, nor layers that only carry a state."""
         return [layer for layer in self.layers if isinstance(layer, PotLayer)]
 
     @property

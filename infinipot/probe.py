@@ -7,6 +7,7 @@ second spreads them; the keys of the second must be those of the first, turned b
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,21 +42,24 @@ class Probe:
 def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Table:
     """The cos and sin a rotary module returns for any positions, as wide as it states them, in float32.
 
-    A copy is asked, since some kinds of rotary embedding change their frequencies as they are called.
+    Some kinds of rotary embedding change their frequencies as they are called and remember the longest text, so a fresh copy is asked every
+    time, after a text of one token has made it forget whatever the model read before.
     """
-    module = copy.deepcopy(module)
+    before = copy.deepcopy(module)
 
     def stand_in(value: Any, positions: Tensor) -> Any:
         if not isinstance(value, Tensor):
             return value
-        return torch.empty(1, 1, 1, device=positions.device) if value.is_floating_point() else positions[None]
+        return torch.empty(1, 1, 1, device=positions.device) if value.is_floating_point() else positions.expand(*value.shape[:-1], -1)
 
     @torch.no_grad()
     def table(positions: Tensor) -> tuple[Tensor, Tensor]:
-        module.to(positions.device)
-        output = module(*(stand_in(a, positions) for a in args), **{k: stand_in(v, positions) for k, v in kwargs.items()})
+        module = copy.deepcopy(before).to(positions.device)
+        for asked in (torch.zeros_like(positions[:1]), positions):
+            output = module(*(stand_in(a, asked) for a in args), **{k: stand_in(v, asked) for k, v in kwargs.items()})
         cos, sin = output[:2] if isinstance(output, tuple) else (output.real, output.imag)
-        return cos.float().reshape(len(positions), -1), sin.float().reshape(len(positions), -1)
+        rows = len(positions)  # the first, where time, height and width are told apart: in a text they are equal
+        return cos.float().reshape(-1, rows, cos.shape[-1])[0], sin.float().reshape(-1, rows, sin.shape[-1])[0]
 
     return table
 
@@ -92,32 +96,40 @@ def error(rotation: Rotation, at_zero: Tensor, spread: Tensor) -> float:
 
 
 @torch.no_grad()
-def rotations(model: PreTrainedModel, layers: int) -> list[Rotation | None]:
-    """Each layer's rotation, None for a layer without RoPE. Refuses models whose positions cannot be renumbered."""
+def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | None]:
+    """Each layer's rotation, None for a layer without RoPE or, as `attends` says, without attention. Refuses models whose positions cannot be
+    renumbered."""
     name = type(model).__name__
     ids = torch.arange(1, 1 + len(POSITIONS), device=model.device)[None] % model.config.get_text_config().vocab_size
     passes = []
     for positions in ((0,) * len(POSITIONS), POSITIONS):
         probe = Probe()
-        with at_work(model, probe):
+        with at_work(model, probe), suppress(TypeError, AttributeError):  # some attention code cannot do without a mask; it is refused below
             model.base_model(input_ids=ids, position_ids=torch.tensor([positions], device=model.device), use_cache=False)
         passes.append(probe)
     first, second = passes
-    missing = sorted(set(range(layers)) - set(second.keys))
+    attending = {number for number, attention in enumerate(attends) if attention}
+    shared = sorted(set(second.keys) - attending)
+    if shared:
+        raise ValueError(f"layers {shared} of {name} attend to the entries of other layers, which may keep others: no pot")
+    missing = sorted(attending - set(second.keys))
     if missing:
         raise ValueError(f"{name} runs its own attention in layers {missing}, out of reach of transformers' attention interface: no pot")
-    if not second.calls:
+    if not second.calls and all(attends):  # else order may come from the layers that carry a state
         raise ValueError(f"{name} has no rotary embedding (learned positions or ALiBi), so survivors cannot be given new positions: no pot")
     ways = candidates(second)
     if not all(way.table(torch.zeros(1, dtype=torch.long))[0].any() for way in ways):
         raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
     found: list[Rotation | None] = []
-    for number in range(layers):
+    for number, attention in enumerate(attends):
+        if not attention:
+            found.append(None)
+            continue
         at_zero, spread = first.keys[number].float(), second.keys[number].float()
         if torch.allclose(at_zero, spread, atol=1e-6):
             found.append(None)
             continue
-        errors = [error(way, at_zero, spread) for way in ways]
+        errors = [error(way, at_zero, spread) for way in ways] or [float("inf")]
         if min(errors) > TOLERANCE[first.keys[number].dtype]:
             raise ValueError(
                 f"layer {number} of {name} does something to its keys after rotary embedding (a norm, or latent attention), so survivors "

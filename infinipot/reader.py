@@ -48,6 +48,11 @@ class Reader:
     """Reads token ids into a pot as the policy says. It knows no text."""
 
     def __init__(self, host: Host, config: PotConfig) -> None:
+        if host.sharded and (config.own("shared_heads") or config.distill_to == "auto"):
+            raise ValueError(
+                "shared_heads and distill_to='auto' look at all heads of a layer, but this process has only some of them (tensor parallel): "
+                "leave these options out, or use a model in one process"
+            )
         chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
         self.host, self.config = host, dataclasses.replace(config, chunk_tokens=chunk)
         self.policy = POLICIES[config.policy]()

@@ -72,6 +72,10 @@ class Session:
 
     # ---------------------------------------------------------------- reading
 
+    def score_all(self) -> None:
+        """From now on note how surprising every token is that is read (`pot.novelty`), also if the policy makes no use of it."""
+        self._reader.needs |= {"novelty"}
+
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
         """Read on, distilling whenever the pot is full.
 
@@ -80,15 +84,13 @@ class Session:
         is read, when the sizes leave no room. When reading is interrupted, what was read by then stays.
         """
         self._reader.check_idle()
-        lists, raw = parts(text, self.tokenizer, self.host.vocabulary)
+        lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
         dialogue = self._dialogue or self._new_dialogue(raw)
         catalyst = self._catalyst_for(_listed(question), dialogue)
         self._begin(dialogue)
         for ids in lists:
-            opening = dialogue.opening()
-            was = (dialogue.in_text, dialogue.answered)
+            opening, was, before = dialogue.opening(), (dialogue.in_text, dialogue.answered), self.stats.tokens_read
             dialogue.in_text, dialogue.answered = True, False
-            before = self.stats.tokens_read
             try:
                 self._reader.read(opening + ids, catalyst, progress)
             except BaseException:
@@ -141,6 +143,8 @@ class Session:
     def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Answer:
         """Like `ask`, in pieces as they come. keep, aware: as in `turn`. Stopping at any piece is safe."""
         options = Sampling(**sampling)
+        if self.host.sharded and options.temperature and options.seed is None:
+            raise ValueError("give a seed: every process of a model that is shared out must pick the same tokens")
         if self.tokenizer is None:
             raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
         tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
@@ -254,7 +258,7 @@ class Session:
             reader = session._reader
             reader.skipped = about["skipped"]
             reader.tail.extend(tensors.pop("tail").tolist())
-            tensors = {name: tensor.to(host.device) for name, tensor in tensors.items()}
+            tensors = host.placed(tensors)
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])
             reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.text import fragment
 
-USER_1, ANSWER, USER_2 = "FIRST-USER-TEXT", "ANSWER-TEXT", "SECOND-USER-TEXT"
+USER_1, ANSWER, USER_2 = "First-User-Text", "Answer-Text", "Second-User-Text"
+PADDED = f"\t{USER_2}\t"
+"""Shows whether white space around what users write is kept."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Template:
     """From the end of an answer to the next user's text."""
     gap: str = ""
     """Between a text and the question about it."""
+    strips: bool = False
+    """Whether white space around what a user writes is dropped."""
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
@@ -36,10 +41,16 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
         ids = tokenizer("a").input_ids
         starts = bool(ids) and ids[0] == tokenizer.bos_token_id
         return Template(head=str(tokenizer.bos_token) if starts else "", ask="\n", turn="\n\n", gap="\n\n")
-    messages = [{"role": "user", "content": USER_1}, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": USER_2}]
+    messages = [{"role": "user", "content": USER_1}, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": PADDED}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except TemplateError as problem:
+        what = "a conversation (pass template=False)" if system is None else "a system prompt (put it into the text instead)"
+        raise ValueError(f"the tokenizer's chat template refuses {what}: {problem}") from problem
+    strips = PADDED not in text
+    text = text.replace(PADDED, USER_2)
     head, user_1, rest = text.partition(USER_1)
     _, answer, rest = rest.partition(ANSWER)
     turn, user_2, ask = rest.partition(USER_2)
@@ -47,7 +58,7 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
         raise ValueError("the tokenizer's chat template changes what users write, so texts cannot be placed in it; pass template=False")
     if system is not None and system.strip() not in head:
         raise ValueError("the tokenizer's chat template drops the system prompt: put it into the text instead")
-    return Template(head=head, ask=ask, turn=turn, gap="\n\n")
+    return Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips)
 
 
 class Dialogue:
@@ -74,19 +85,32 @@ class Dialogue:
 
     def head(self) -> list[int]:
         """What stands before everything else."""
-        text = self.template.head
+        text = self.template.head.rstrip(" ")
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text and self.tokenizer is not None else []
 
     def opening(self) -> list[int]:
         """What leads from an answer to the next text; nothing elsewhere."""
-        return self.ids(self.template.turn) if self.answered else []
+        return self.ids(self.template.turn.rstrip(" ")) if self.answered else []
+
+    def place(self) -> tuple[str, str]:
+        """What the next text stands behind, and the spaces that it begins with: a tokenizer takes them together with its first word."""
+        if self.in_text:
+            return "\n", ""
+        whole = self.template.turn if self.answered else self.template.head
+        before = whole.rstrip(" ")
+        return before or "\n", whole[len(before) :]
 
     def question(self, question: str | list[int] | None) -> list[int]:
         """From what was read to where the answer begins. Ids are taken as they are."""
         if isinstance(question, list):
             return question
-        gap = self.template.gap if self.in_text and question else ""
-        return self.opening() + self.ids(gap + (question or "")) + self.ids(self.template.ask)
+        question, (before, spaces) = question or "", self.place()
+        if self.template.strips:
+            question = question.rstrip() if self.in_text else question.strip()
+        if question:
+            question = (self.template.gap if self.in_text else spaces) + question
+        asked = fragment(self.tokenizer, question, before) if self.tokenizer is not None and question else self.ids(question)
+        return self.opening() + asked + self.ids(self.template.ask)
 
     def catalyst(self, prompt: str | list[int]) -> list[int]:
         """The catalyst as a question about the text: a well-formed end of the user's turn."""
@@ -95,4 +119,7 @@ class Dialogue:
     def ends(self) -> set[int]:
         """The special token with which the template closes an answer, if it has one."""
         first = self.ids(self.template.turn)[:1]
-        return {token for token in first if self.tokenizer is not None and token in self.tokenizer.all_special_ids}
+        if self.tokenizer is None:
+            return set()
+        added = self.tokenizer.added_tokens_decoder
+        return {token for token in first if token in self.tokenizer.all_special_ids or (token in added and added[token].special)}

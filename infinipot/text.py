@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -31,24 +31,28 @@ def boundary(text: str) -> int:
     return 0
 
 
-def fragment(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of a text that stands behind another: without the space that some tokenizers (SentencePiece) put before a text."""
+def fragment(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "\n") -> list[int]:
+    """The ids of a text that stands behind another, as they are in the whole: without the space that some tokenizers (SentencePiece) put
+    before a text, with the one that they put behind a special token."""
     ids = list(tokenizer.encode(text, add_special_tokens=False))
-    lead = list(tokenizer.encode("\n", add_special_tokens=False))
-    if len(lead) < 2 or not ids:  # a lone newline is one token: nothing is put before a text
+    if not ids or (before == "\n" and len(tokenizer.encode("\n", add_special_tokens=False)) < 2):  # then nothing is put before a text
         return ids
-    behind = list(tokenizer.encode("\n" + text, add_special_tokens=False))
-    return behind[len(lead) :] if behind[: len(lead)] == lead else ids
+    for other in (before, "\n", "."):  # the first with which it does not merge
+        lead = list(tokenizer.encode(other, add_special_tokens=False))
+        behind = list(tokenizer.encode(other + text, add_special_tokens=False))
+        if behind[: len(lead)] == lead:
+            return behind[len(lead) :]
+    return ids
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], behind: bool = False) -> Iterator[list[int]]:
+def encode(tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], before: str = "") -> Iterator[list[int]]:
     """Token ids of the pieces' concatenation, in lists, the same as if it had been encoded at once; no special tokens are added.
 
-    behind: the text stands behind another one. Not more than LONGEST characters are held.
+    before: what the text stands behind; nothing if empty. Not more than LONGEST characters are held.
     """
 
     def ids(text: str) -> list[int]:
-        return fragment(tokenizer, text) if behind else list(tokenizer.encode(text, add_special_tokens=False))
+        return fragment(tokenizer, text, before) if before else list(tokenizer.encode(text, add_special_tokens=False))
 
     held: list[str] = []
     count, enough = 0, BLOCK
@@ -64,7 +68,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], behind: bo
             cut = boundary(text) or (len(text) if count > LONGEST else 0)
             if cut:
                 yield ids(text[:cut])
-                behind, enough = True, BLOCK
+                before, enough = "\n", BLOCK
             else:
                 enough = 2 * count  # look again when there is twice as much: not at every piece
             held = [text[cut:]]
@@ -82,8 +86,13 @@ def checked(ids: Iterable[int], vocabulary: int) -> list[int]:
     return listed
 
 
-def parts(text: Text, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, behind: bool = True) -> tuple[Iterator[list[int]], bool]:
-    """The text as lists of ids, and whether it came as ids. A stream of str is encoded as it comes."""
+def parts(
+    text: Text, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, place: Callable[[], tuple[str, str]] = lambda: ("\n", "")
+) -> tuple[Iterator[list[int]], bool]:
+    """The text as lists of ids, and whether it came as ids. A stream of str is encoded as it comes.
+
+    place: asked when the first ids are, what the text stands behind and with which spaces it begins.
+    """
     if isinstance(text, (bytes, bytearray, Mapping)) or not hasattr(text, "__iter__"):
         raise TypeError(f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}")
     if isinstance(text, Tensor):
@@ -99,7 +108,12 @@ def parts(text: Text, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int
         return iter([checked(whole, vocabulary)]), True  # type: ignore[arg-type]
     if tokenizer is None:
         raise ValueError("a text is given, but the session has no tokenizer: pass one, or token ids")
-    return encode(tokenizer, whole, behind), False  # type: ignore[arg-type]
+
+    def placed() -> Iterator[list[int]]:
+        before, spaces = place()
+        yield from encode(tokenizer, itertools.chain([spaces], whole) if text else [], before)  # type: ignore[arg-type]
+
+    return placed(), False
 
 
 class Pieces:

@@ -42,3 +42,23 @@ def qwen():
     if not path.exists():
         pytest.skip(f"{path} is not there: set INFINIPOT_MODELS to the folder that holds it")
     return load(str(path), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory):
+    """A random model in a folder, as the evaluation names it."""
+    from test_cli import save_tiny
+
+    from infinipot.eval.sweep import Model
+
+    folder = tmp_path_factory.mktemp("evaluated")
+    save_tiny(folder)
+    return Model(str(folder), "cpu", "float32")
+
+
+@pytest.fixture(scope="session")
+def replica(tiny):
+    """The same, loaded."""
+    from infinipot.eval.sweep import Replica
+
+    return Replica(tiny)

@@ -27,3 +27,7 @@ def kept(session: Session) -> list[list[list[int]]]:
 
 def greedy(logits: torch.Tensor) -> int:
     return int(logits.argmax())
+
+
+class Killed(Exception):
+    """What a test raises where a process would have been killed."""

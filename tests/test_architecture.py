@@ -17,6 +17,7 @@ options
 compat
 attention
 probe layers together
+state
 pot
 host
 observe graphs
@@ -26,11 +27,13 @@ template
 models reader
 answering
 session generation
-server
+bench eval server
 cli
 """
 
 
+BESIDE = {"bench", "eval", "server", "cli"}
+"""What stands on the core."""
 SPEED = ("fused", "kernels", "identity", "norms", "graphs")
 """What makes a GPU fast and could be left out: the engine runs without, with the same results."""
 
@@ -67,8 +70,8 @@ def code_lines(path: Path) -> int:
 def test_files_are_short() -> None:
     for path in PACKAGE.rglob("*.py"):
         assert len(path.read_text().splitlines()) <= 300, f"{path.name} is too long to be seen at once"
-    core = [path for path in PACKAGE.rglob("*.py") if not {"cli", "server"} & set(path.parts) and path.stem not in (*SPEED, "gguf")]
-    assert sum(map(code_lines, core)) <= 2650
+    core = [path for path in PACKAGE.rglob("*.py") if not BESIDE & set(path.parts) and path.stem not in (*SPEED, "gguf")]
+    assert sum(map(code_lines, core)) <= 2800
 
 
 def test_import_does_no_work() -> None:

@@ -1,16 +1,29 @@
-"""Documents that are made from the code say what the code says."""
+"""What the documents say of tests is true: every test named in them exists, and every row of the models' table is run."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+import pytest
+from families import FAMILIES
+from test_probe import MULTIMODAL
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted((*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"))
 
 
-def test_cli_md_is_the_help() -> None:
-    command = [sys.executable, "docs/make_cli.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_test_named_exists(path: Path) -> None:
+    for file, _, name in re.findall(r"`(?:tests/)?(test_\w+\.py)(::(\w+))?", path.read_text()):
+        source = (ROOT / "tests" / file).read_text()
+        assert not name or re.search(rf"^def {name}\(", source, re.MULTILINE), f"{path.name} names {file}::{name}, which does not exist"
+
+
+def test_the_table_of_models_is_the_table_of_tests() -> None:
+    text = (ROOT / "docs" / "models.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| `\w+ForCausalLM`", text, re.MULTILINE)
+    assert rows == list(FAMILIES)
+    for name, row in re.findall(r"^\| ([^|]+) \| `(\w+)ForCausalLM`", text, re.MULTILINE):
+        assert type(FAMILIES[name].build()).__name__ == f"{row}ForCausalLM"
+    assert all(name in text for name in MULTIMODAL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
@@ -60,3 +62,33 @@ def test_generate() -> None:
     model, ids = make_tiny("qwen2").cuda(), torch.tensor([random_ids(100)], device="cuda")
     options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(model.generate(ids, **options), model.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=256), **options))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("output", [0, 1])
+def test_layers_on_two_devices(output: int, tmp_path: Path) -> None:
+    """Each layer's entries are where the layer is; reading, distilling, answering and loading are those of one device. output: where the
+    output layer is, beside the embeddings (as when they are tied) or behind the last layer."""
+    from transformers import AutoModelForCausalLM
+
+    one = make_tiny("llama", layers=4, vocab=20_000).cuda()
+    one.save_pretrained(tmp_path / "model")
+    places = {f"model.layers.{number}": number // 2 for number in range(4)}
+    places |= {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": output}
+    two = AutoModelForCausalLM.from_pretrained(tmp_path / "model", device_map=places, dtype=torch.float32).eval()
+    config = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
+    sessions = [Session(model, None, config) for model in (one, two)]
+    for session in sessions:
+        session.append(random_ids(300), question=CATALYST)
+    assert [layer.keys.device.index for layer in sessions[1].pot.bounded] == [0, 0, 1, 1]
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("logits", sessions[1].logits.cpu(), sessions[0].logits.cpu())
+    sessions[1].save(tmp_path / "a.pot")
+    sessions.append(Session.load(tmp_path / "a.pot", two))
+    options = {"max_tokens": 60, "pick": greedy, "keep": True, "stop_ids": set()}
+    said = [list(session.stream_ids([5, 6, 7], **options)) for session in sessions]
+    assert said[0] == said[1] == said[2]
+    assert kept(sessions[1]) == kept(sessions[2])
+    ids, decoding = torch.tensor([random_ids(100)], device="cuda:0"), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    answers = [model.generate(ids, custom_generate=generate, pot=config, **decoding) for model in (one, two)]
+    assert torch.equal(*answers)

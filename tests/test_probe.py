@@ -5,81 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
+from families import FAMILIES, HYBRID, SIZES, build, randomised
 from helpers import CATALYST, assert_close, random_ids
 
-from infinipot import PotConfig, Session
+from infinipot import PotConfig, Session, generate
 from infinipot.host import Host
-
-SIZES = dict(
-    vocab_size=97,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=4,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-HYBRID = ["sliding_attention", "full_attention"] * 2
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0)
-LLAMA3 = dict(
-    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64, rope_theta=10000.0
-)
-FAMILIES = {
-    "llama": ({}, "half", 16),
-    "llama, linear": (dict(rope_parameters=dict(rope_type="linear", factor=4.0, rope_theta=1e4)), "half", 16),
-    "llama, yarn": (dict(rope_parameters=YARN), "half", 16),
-    "llama, llama3": (dict(rope_parameters=LLAMA3), "half", 16),
-    "mistral, all sliding": (dict(head_dim=16, sliding_window=24), "half", 16),
-    "phi": (dict(partial_rotary_factor=0.5), "half", 8),
-    "glm4": (dict(head_dim=16), "interleaved", 8),
-    "cohere": ({}, "interleaved", 16),
-    "stablelm": ({}, "half", 4),
-    "gpt_neox": ({}, "half", 4),
-    "smollm3": (dict(no_rope_layer_interval=2), "half", 16),
-    "granite": ({}, "half", 16),
-    "olmo2": ({}, "half", 16),
-    "gemma2": (dict(head_dim=16, sliding_window=24, layer_types=HYBRID, attn_logit_softcapping=2.0), "half", 16),
-    "gemma3_text": (dict(head_dim=16, sliding_window=24, layer_types=HYBRID), "half", 16),
-    "gpt_oss": (dict(head_dim=16, num_local_experts=2, num_experts_per_tok=1, sliding_window=24, layer_types=HYBRID), "half", 16),
-}
-
-
-def build(kind: str, **options) -> tf.PreTrainedModel:
-    torch.manual_seed(0)
-    config = tf.AutoConfig.for_model(kind, **{**SIZES, **options})
-    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    for name, parameter in model.named_parameters():
-        parameter.data = torch.rand_like(parameter) + 0.5 if "norm" in name else torch.randn_like(parameter) * 0.1
-    return model.requires_grad_(False)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_found_and_exact(name: str) -> None:
-    """Style and rotary dimensions are found; in a pot that fits the model predicts as stock; in a small one the bound holds."""
-    options, style, dims = FAMILIES[name]
-    model, ids = build(name.split(",")[0], **options), random_ids(100)
-    host = Host(model)
-    found = [rotation for rotation in host.rotations if rotation is not None]
-    assert {rotation.style for rotation in found} == {style}
-    assert {2 * rotation.table(torch.arange(2))[0].shape[-1] for rotation in found} == {dims}
-    assert (None in host.rotations) == (name == "smollm3")
-    for chunk in (9, 512):
-        session = Session(host, None, PotConfig(pot_size=128, chunk_tokens=chunk))
-        session.append(ids, question=CATALYST)
-        if name != "mistral, all sliding":  # there the pot takes the windows' place
-            assert_close(name, session.logits, model(torch.tensor([ids])).logits[:, -1])
-    small = Session(host, None, PotConfig(pot_size=40, distill_to=16, chunk_tokens=9, pool=3))
-    small.append(random_ids(200), question=CATALYST)
-    assert small.stats.distillations >= 4
-    assert small.stats.peak_entries == 40
-    assert torch.isfinite(small.logits).all()
 
 
 def test_hybrid_layers_keep_their_own_window() -> None:
-    model = build("gemma3_text", **FAMILIES["gemma3_text"][0])
+    model = FAMILIES["Gemma-3"].build()
     session = Session(model, None, PotConfig(pot_size=64, distill_to=20, chunk_tokens=10))
     session.append(random_ids(300), question=CATALYST)
     lengths = [layer.length for layer in session.pot.layers]
@@ -92,7 +26,7 @@ def test_hybrid_layers_keep_their_own_window() -> None:
 
 def test_positions_in_a_window_start_again_unnoticed() -> None:
     """A window layer's positions wrap when its table ends: distances, and so the output, stay the same."""
-    model = build("gemma2", **FAMILIES["gemma2"][0])
+    model = FAMILIES["Gemma-2"].build()
     ids = random_ids(250)
     session = Session(model, None, PotConfig(pot_size=256, chunk_tokens=10))
     session.append(ids, question=CATALYST)
@@ -105,7 +39,22 @@ def test_positions_in_a_window_start_again_unnoticed() -> None:
         ("gpt2", dict(n_embd=64, n_layer=2, n_head=4, n_positions=256), "no rotary embedding"),
         ("bloom", dict(n_layer=2, n_head=4), "own attention"),
         ("hunyuan_v1_dense", dict(head_dim=16), "after rotary embedding"),
-        ("mamba", {}, "cannot bound"),
+        ("mamba", {}, "keeps no entries"),
+        ("rwkv", {}, "own attention"),
+        ("falcon", dict(alibi=False, new_decoder_architecture=False), "own attention"),
+        ("mpt", dict(d_model=64, n_heads=4, n_layers=2, max_seq_len=256), "own attention"),
+        ("opt", dict(ffn_dim=96, word_embed_proj_dim=64), "no rotary embedding"),
+        ("recurrent_gemma", {}, "keeps no entries|own attention"),
+        ("llama4_text", dict(head_dim=16, num_local_experts=2, intermediate_size_mlp=96, attention_chunk_size=24), "fixed chunks"),
+        ("jamba", dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, num_experts_per_tok=1, mamba_dt_rank=8), "forgets the state"),
+        (
+            "gemma3n_text",
+            dict(
+                head_dim=16, num_kv_shared_layers=2, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2,
+                hidden_size_per_layer_input=8, vocab_size_per_layer_input=128, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4,
+            ),
+            "entries of other layers",
+        ),
         (
             "deepseek_v3",
             dict(
@@ -121,6 +70,54 @@ def test_refused_in_a_sentence(kind: str, options: dict, words: str) -> None:
         Host(build(kind, **options))
 
 
+def test_sine_before_cosine_is_refused() -> None:
+    sizes = dict(vocab_size=97, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=256)
+    for model in (tf.GPTJForCausalLM(tf.GPTJConfig(**sizes)), tf.CodeGenForCausalLM(tf.CodeGenConfig(**sizes))):
+        with pytest.raises(ValueError, match="sine before cosine|own attention"):  # the latter before transformers 5.24
+            Host(model.eval())
+
+
+def text_part(kind: str, **options) -> dict:
+    return dict(text_config=SIZES | dict(model_type=kind) | options)
+
+
+EYE = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+SMALL_EYE = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=32)
+MROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 3, 3]))
+MULTIMODAL = {
+    "Gemma-3, multimodal": ("Gemma3", text_part("gemma3_text", **HYBRID, head_dim=16) | dict(vision_config=EYE, mm_tokens_per_image=4)),
+    "Mistral-Small-3": ("Mistral3", text_part("mistral", head_dim=16) | dict(vision_config=dict(model_type="pixtral", **EYE))),
+    "LLaVA": ("Llava", text_part("llama") | dict(vision_config=dict(model_type="clip_vision_model", **EYE))),
+    "Qwen2.5-VL": ("Qwen2_5_VL", text_part("qwen2_5_vl_text", **MROPE) | dict(vision_config=SMALL_EYE)),
+    "Qwen3-VL": (
+        "Qwen3VL",
+        text_part("qwen3_vl_text", head_dim=16, **MROPE) | dict(vision_config=SMALL_EYE | dict(deepstack_visual_indexes=[])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_multimodal_models_read_text(name: str) -> None:
+    """As stock reads it."""
+    prefix, options = MULTIMODAL[name]
+    model = randomised(getattr(tf, f"{prefix}ForConditionalGeneration")._from_config, getattr(tf, f"{prefix}Config")(**options))
+    ids = random_ids(100)
+    session = Session(model, None, PotConfig(pot_size=100, chunk_tokens=9, novelty=1.0))
+    session.append(ids)
+    assert_close(name, session.logits, model(torch.tensor([ids])).logits[:, -1])
+    small = Session(model, None, PotConfig(pot_size=40, distill_to=16))
+    small.append(ids, question=CATALYST)
+    assert small.stats.peak_entries == 40
+
+
+def test_pictures_are_refused_not_left_out_in_silence() -> None:
+    model = randomised(tf.LlavaForConditionalGeneration._from_config, tf.LlavaConfig(**MULTIMODAL["LLaVA"][1]))
+    ids, options = torch.tensor([random_ids(20)]), dict(custom_generate=generate, max_new_tokens=2)
+    assert model.generate(ids, **options).shape[1] == 22
+    with pytest.raises(ValueError, match="reads text only"):
+        model.generate(ids, pixel_values=torch.zeros(1, 3, 28, 28), **options)
+
+
 def test_encoder_decoder_is_refused() -> None:
     config = tf.T5Config(vocab_size=97, d_model=32, d_ff=64, num_layers=1, num_heads=2, d_kv=16)
     with pytest.raises(ValueError, match="encoder-decoder"):
@@ -128,10 +125,17 @@ def test_encoder_decoder_is_refused() -> None:
 
 
 def test_dynamic_frequencies_are_pinned_to_the_pot() -> None:
-    """Reading changes nothing in the model's own rotary module, so a short prompt afterwards is read as ever."""
-    model = build("llama", rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4), max_position_embeddings=64)
-    ids = torch.tensor([random_ids(30)])
-    before = model(ids).logits
-    session = Session(model, None, PotConfig(pot_size=200, distill_to=100))
-    session.append(random_ids(600), question=CATALYST)
-    assert torch.equal(model(ids).logits, before)
+    """Reading changes nothing in the model's own rotary module, so a short prompt afterwards is read as ever; and nothing that model or host
+    read before, however long, changes what a pot of a given size does."""
+    dynamic = dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4), max_position_embeddings=64)
+    model, ids = build("llama", **dynamic), torch.tensor([random_ids(30)])
+    before, host = model(ids).logits, Host(model)
+    for size in (200, 80):
+        session = Session(host, None, PotConfig(pot_size=size, distill_to=size // 2))
+        session.append(random_ids(600), question=CATALYST)
+        assert torch.equal(model(ids).logits, before)
+    model(torch.tensor([random_ids(250)]))
+    for other in (model, build("llama", **dynamic)):
+        again = Session(other, None, session.config)
+        again.append(random_ids(600), question=CATALYST)
+        assert torch.equal(again.logits, session.logits)

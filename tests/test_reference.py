@@ -46,15 +46,17 @@ class Watched:
         return kept
 
 
-def clear_text(monkeypatch: pytest.MonkeyPatch, model, **options) -> tuple[list[int], Reference]:
+def clear_text(
+    monkeypatch: pytest.MonkeyPatch, model, kind: type[Reference] = Reference, length: int = 220, rounding: float = ROUNDING, **options
+) -> tuple[list[int], Reference]:
     """A text on which no decision of the reference is nearer than rounding, and the reference that read it."""
     for seed in range(5, 15):
         with monkeypatch.context() as patch:
             watched = Watched(patch)
-            reference = Reference(model, catalyst=CATALYST, **options)
-            ids = random_ids(220, seed=seed)
+            reference = kind(model, catalyst=CATALYST, **options)
+            ids = random_ids(length, seed=seed)
             reference.read(ids)
-        if watched.nearest > ROUNDING:
+        if watched.nearest > rounding:
             return ids, reference
     raise AssertionError("ten texts in a row with a near tie: that is no chance")
 

@@ -178,3 +178,35 @@ def serve(
     options = {"pot_dir": pot_dir, "max_sessions": max_sessions, "queue": queue}
     serve.run(given, model, host=host, port=port, api_key=api_key, max_body_mb=max_body_mb, **options)
     return 0
+
+
+@app.command("bench", epilog=EPILOG)
+@takes(POT, COMMON)
+def bench(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="As for generate, or a shape with random weights: llama-8b-shape.", show_default=False)
+    ],
+    given: Given,
+    lengths: Annotated[str, typer.Option("--lengths", metavar="N,N", help="Tokens to read; 8k is 8,192, 1m 1,048,576.")] = "8k,32k",
+    compare: Annotated[Optional[str], typer.Option("--compare", metavar="stock", help="Measure stock transformers beside.")] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Answers decoded together, beside one alone.")] = 8,
+    decode_tokens: Annotated[int, typer.Option("--decode-tokens", metavar="N", min=8, help="Tokens of each answer.")] = 64,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="Times each row is measured; its medians count.")] = 3,
+    patience: Annotated[float, typer.Option("--patience", metavar="S", help="A row that took longer than this is not repeated.")] = 60,
+    spread: Annotated[bool, typer.Option("--spread", help="Share a shape's layers out over all GPUs.")] = False,
+    out: Annotated[
+        Optional[Path],
+        typer.Option("--out", metavar="FILE", help="Add the result to this file. [default: benchmarks/results/bench.jsonl, if it can be]"),
+    ] = None,
+) -> int:
+    """Measure speed and memory of reading and answering in a pot."""
+    if compare not in (None, "stock"):
+        raise BadUse(f"--compare {compare} is not known: stock is; kvpress, which needs another transformers, has benchmarks/kvpress_beside.py")
+    from infinipot.cli import bench
+
+    tokens = bench.lengths(lengths)
+    from infinipot.bench.comparison import Task
+
+    task = Task(lengths=tokens, stock=compare == "stock", batch=batch, tokens=decode_tokens, rounds=rounds, patience_s=patience)
+    bench.run(given, model, task, out, spread)
+    return 0

@@ -75,7 +75,7 @@ class Words:
         self._lock = threading.Lock()
 
     def ids(self, text: str, behind: bool = True) -> list[int]:
-        blocks = encode(self.tokenizer, [text], behind)
+        blocks = encode(self.tokenizer, [text], "\n" if behind else "")
         out: list[int] = []
         while True:
             with self._lock:  # block by block, so that a long text does not keep others waiting

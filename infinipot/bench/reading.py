@@ -1,0 +1,80 @@
+"""What is measured of a model that reads into a pot: reading and answering."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+from infinipot.answering import Turn, together
+from infinipot.bench.meter import clock, peak, settle
+from infinipot.host import Host
+from infinipot.options import PotConfig
+from infinipot.session import Session
+
+CATALYST = 32
+"""Tokens of the question that is known while reading."""
+PROMPT = 8
+"""Tokens read before an answer begins."""
+STARTS = 4
+"""Tokens of an answer that come before the pace is taken: what is recorded for a pot is recorded by then."""
+
+
+def greedy(logits: Tensor) -> int:
+    return int(logits.argmax())
+
+
+def pace(times: list[float], rows: int) -> float:
+    """Tokens a second of all rows together, given the moments at which a token of each was there."""
+    return rows * (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
+
+
+def read(host: Host, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
+    """A new session that has read ids, with the first ones of them for a question; reading speed, seconds to the first token."""
+    session = Session(host, None, config)
+    started = clock()
+    session.append(ids, question=ids[:CATALYST])
+    read_s = clock() - started
+    greedy(session.logits)
+    return session, {"prefill_tps": len(ids) / read_s, "first_token_s": clock() - started}
+
+
+def answer(session: Session, rows: int, tokens: int) -> float:
+    """Tokens a second of `rows` answers, decoded together, to questions that the pot did not know before."""
+    readers = [session.fork()._reader for _ in range(rows)]
+    options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
+    turns = [Turn(reader, [1 + number] * PROMPT, catalyst=reader.usual, **options) for number, reader in enumerate(readers)]
+    return pace([clock() for _ in together(turns)], rows)
+
+
+def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
+    """One row of the table: a text read, then one answer, then `batch` together."""
+    with peak(host.device) as whole:
+        session, row = read(host, config, ids)
+        row["decode_tps"] = answer(session, 1, tokens)
+    several: dict[str, Any] = {"batch_tps": None, "batch_peak_bytes": None}
+    if batch > 1:
+        with peak(host.device) as most:
+            several["batch_tps"] = answer(session, batch, tokens)
+        several["batch_peak_bytes"] = most.bytes
+    stats = session.stats
+    kept = {"kv_bytes": stats.pot_bytes, "distillations": stats.distillations, "peak_entries": stats.peak_entries}
+    return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
+
+
+def without(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+    """The speed of the same reading with novelty left out."""
+    settle()
+    return {"prefill_tps": read(host, dataclasses.replace(config, novelty=0.0), ids)[1]["prefill_tps"]}
+
+
+def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+    """The speed of the same loop without catalyst and novelty: the pot keeps the newest entries."""
+    settle()
+    return {"prefill_tps": read(host, simple(config), ids)[1]["prefill_tps"]}
+
+
+def simple(config: PotConfig) -> PotConfig:
+    """The same sizes with a policy that observes nothing."""
+    return dataclasses.replace(config, policy="sliding_window", distill_to=config.survivors, catalyst=None)

@@ -1,0 +1,74 @@
+"""The same model without a pot: one forward pass over the whole text, then decoding on a cache that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from infinipot.bench.meter import clock, out_of_memory, peak
+from infinipot.bench.reading import PROMPT, pace
+from infinipot.compat import cache_argument
+
+
+@torch.no_grad()
+def forward(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    """ids [B, T] -> the next tokens [B, 1], greedily, and the cache."""
+    given = {} if cache is None else {cache_argument(model): cache}
+    output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **given)
+    return output.logits[:, -1:].argmax(dim=-1), output.past_key_values
+
+
+def answer(model: PreTrainedModel, cache: Any, rows: int, tokens: int) -> float:
+    """Tokens a second of `rows` answers decoded together, with the same prompts as on a pot."""
+    device = model.get_input_embeddings().weight.device
+    said, cache = forward(model, torch.tensor([[1 + number] * PROMPT for number in range(rows)], device=device), cache)
+    times = [clock()]
+    for _ in range(tokens - 1):
+        said, cache = forward(model, said, cache)
+        said.tolist()  # as an application does, which shows each token
+        times.append(clock())
+    return pace(times, rows)
+
+
+def read(model: PreTrainedModel, ids: Tensor, row: dict[str, Any]) -> Any:
+    """One forward pass over ids [1, T]; returns the cache and notes speed, seconds to the first token, and the cache's bytes."""
+    started = clock()
+    said, cache = forward(model, ids)
+    read_s = clock() - started
+    said.tolist()
+    row |= {"prefill_tps": ids.shape[1] / read_s, "first_token_s": clock() - started}
+    row["kv_bytes"] = sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
+    return cache
+
+
+def measured(model: PreTrainedModel, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
+    """One row of the table, as `reading.measured`. Where memory was used up, `died` says at what, and what came before it is there."""
+    row: dict[str, Any] = dict.fromkeys(("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "kv_bytes", "batch_peak_bytes", "died"))
+    given = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
+    cache: Any = None
+    with peak(given.device) as most, surviving(row, "reading"):
+        cache = read(model, given, row)
+        row["decode_tps"] = answer(model, cache, 1, tokens)
+    row |= {"peak_bytes": most.bytes, "grew_bytes": most.grew}
+    if batch > 1 and not row["died"]:
+        with peak(given.device) as most, surviving(row, f"answering {batch} together"):
+            cache.batch_repeat_interleave(batch)
+            row["batch_tps"] = answer(model, cache, batch, tokens)
+        row["batch_peak_bytes"] = most.bytes
+    return row
+
+
+@contextmanager
+def surviving(row: dict[str, Any], what: str) -> Iterator[None]:
+    """Out of memory inside is a result, not an error."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as problem:
+        if not out_of_memory(problem):
+            raise
+        row["died"] = f"out of memory while {what}"

@@ -1,0 +1,149 @@
+"""Figures, as PNG for a page and SVG for paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infinipot.eval.extras import EVAL, need
+
+Cells = Mapping[tuple[float, int], float | None]
+"""(depth, length) -> share of right answers, 0 .. 1; None, or no cell, where nothing was measured."""
+NOTHING = "#e4e4e4"
+COLORS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e2b", "#7b5ea7", "#4d4d4d", "#17a2b8", "#a05a2c")
+MARKS = "osD^vP*X"
+
+
+def figure(width: float, height: float) -> Any:
+    made = need("matplotlib.figure", "a figure", EVAL).Figure(figsize=(width, height), layout="constrained")
+    need("matplotlib", "a figure", EVAL).rcParams.update({"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "infinipot"})
+    return made
+
+
+def save(made: Any, path: Path) -> list[Path]:
+    """path without ending -> path.png and path.svg, the same bytes for the same figure."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [path.with_name(path.name + ending) for ending in (".png", ".svg")]
+    made.savefig(files[0], dpi=160, facecolor="white")
+    made.savefig(files[1], facecolor="white", metadata={"Date": None})
+    return files
+
+
+def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -> list[Path]:
+    """Length across, depth down, red to green, one panel a method. label: a length -> what stands below its column."""
+    lengths = sorted({length for cells in panels.values() for _, length in cells})
+    depths = sorted({depth for cells in panels.values() for depth, _ in cells})
+    across = min(len(panels), max(1, 12 // max(3, len(lengths))))
+    down = math.ceil(len(panels) / across)
+    cell_width, cell_height = max(0.62, 2.2 / len(lengths)), 0.46
+    made = figure(across * (len(lengths) * cell_width + 0.35) + 1.5, down * (len(depths) * cell_height + 0.75) + 0.7)
+    axes = made.subplots(down, across, squeeze=False)
+    colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
+    image = None
+    for number, axis in enumerate(axes.flat):
+        if number >= len(panels):
+            axis.set_visible(False)
+            continue
+        name, cells = list(panels.items())[number]
+        values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
+        grid = [[math.nan if value is None else value for value in row] for row in values]
+        image = axis.imshow(grid, cmap=colors, vmin=0, vmax=1, aspect="auto")
+        axis.set_title(_wrapped(name, max(14, int(len(lengths) * cell_width * 9.5))), fontsize=10)
+        axis.set_xticks(range(len(lengths)), [label(length) for length in lengths])
+        axis.set_yticks(range(len(depths)), [f"{100 * depth:g} %" for depth in depths] if number % across == 0 else [""] * len(depths))
+        axis.set_xticks([n - 0.5 for n in range(1, len(lengths))], minor=True)
+        axis.set_yticks([n - 0.5 for n in range(1, len(depths))], minor=True)
+        axis.tick_params(which="both", length=0)
+        axis.grid(which="minor", color="white", linewidth=2)
+        axis.spines[:].set_visible(False)
+        for y, row in enumerate(values):
+            for x, value in enumerate(row):
+                dark = value is not None and not 0.2 < value < 0.85
+                text = "–" if value is None else f"{100 * value:.0f}"
+                axis.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if dark else "#222222")
+    made.suptitle(title, fontsize=11)
+    made.supxlabel("tokens", fontsize=10)
+    made.supylabel("depth", fontsize=10)
+    made.colorbar(image, ax=axes, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1], format=lambda value, _: f"{100 * value:.0f} %")
+    return save(made, path)
+
+
+def _wrapped(name: str, width: int) -> str:
+    import textwrap
+
+    return "\n".join(textwrap.wrap(name, width))
+
+
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, across: str, up: str, path: Path, log: bool = False,
+    ticks: Mapping[float, str] | None = None, floor: float | None = None,
+) -> list[Path]:  # fmt: skip
+    """Lines over x, one a method. log: x by doublings. floor: the y axis starts here."""
+    made = figure(7.2, 3.6 + 0.22 * math.ceil(len(series) / _columns(series)))
+    axis = made.subplots()
+    for number, (name, points) in enumerate(series.items()):
+        some = len(points) <= 24
+        color, mark = COLORS[number % len(COLORS)], MARKS[number % len(MARKS)]
+        axis.plot(*zip(*points, strict=True), label=name, color=color, marker=mark if some else None, markersize=5, linewidth=1.8,
+                  linestyle="-" if number < len(COLORS) else "--")  # fmt: skip
+    if log:
+        axis.set_xscale("log", base=2)
+    if ticks:
+        axis.set_xticks(list(ticks), list(ticks.values()))
+        axis.minorticks_off()
+    if floor is not None:
+        axis.set_ylim(bottom=floor)
+    axis.set(xlabel=across, ylabel=up)
+    axis.set_title(_wrapped(title, 80), fontsize=11)
+    axis.grid(color="#dddddd", linewidth=0.7)
+    axis.spines[["top", "right"]].set_visible(False)
+    made.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=_columns(series))
+    return save(made, path)
+
+
+def _columns(names: Mapping[str, Any]) -> int:
+    """Columns of a legend below a figure."""
+    return max(1, min(3, 100 // max(map(len, names))))
+
+
+def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path: Path) -> list[Path]:
+    """groups: what stands below -> the bars above it by name. One series only: no legend."""
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    made = figure(max(5.0, 1.2 + 0.34 * len(names) * len(groups) + 0.5 * len(groups)), 3.8)
+    axis = made.subplots()
+    width = 0.8 / len(names)
+    for number, name in enumerate(names):
+        places = [x + (number - (len(names) - 1) / 2) * width for x in range(len(groups))]
+        heights = [group.get(name, math.nan) for group in groups.values()]
+        drawn = axis.bar(places, heights, width * 0.92, label=name, color=COLORS[number % len(COLORS)])
+        axis.bar_label(drawn, fmt=lambda value: "" if math.isnan(value) else f"{value:.1f}", fontsize=8, padding=1)
+    axis.set_xticks(range(len(groups)), [_wrapped(group, 14) for group in groups])
+    axis.set_title(_wrapped(title, 80), fontsize=11)
+    axis.set_ylabel(up)
+    axis.grid(axis="y", color="#dddddd", linewidth=0.7)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    if len(names) > 1:
+        axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return save(made, path)
+
+
+def shades(rows: Mapping[str, Sequence[Sequence[float]]], *, title: str, across: str, up: str, legend: str, path: Path) -> list[Path]:
+    """Matrices side by side, light to dark: row 0 at the top, columns stretched over the text from 0 to 1."""
+    wide = min(3, len(rows))
+    made = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
+    axes = made.subplots(math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True)
+    top = max(max(row) for matrix in rows.values() for row in matrix) or 1.0
+    image = None
+    for axis in list(axes.flat)[len(rows) :]:
+        axis.set_visible(False)
+    for axis, (name, matrix) in zip(axes.flat, rows.items(), strict=False):
+        image = axis.imshow(matrix, cmap="viridis", aspect="auto", vmin=0, vmax=top, extent=(0, 1, len(matrix), 0), interpolation="nearest")
+        axis.set_title(_wrapped(name, 30), fontsize=10)
+    made.suptitle(title, fontsize=11)
+    made.supxlabel(across, fontsize=10)
+    made.supylabel(up, fontsize=10)
+    made.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=legend)
+    return save(made, path)

@@ -1,0 +1,118 @@
+"""lm-evaluation-harness on a pot: RULER, BABILong, InfiniteBench and whatever else it has, in bounded memory.
+
+    from infinipot.eval.lm import PotLM
+    lm_eval.simple_evaluate(PotLM("smollm2", pot_size=2048), tasks=["niah_single_1"])
+
+What is generated goes through `infinipot.generate`: the end of the prompt, where these tasks have their question, is the catalyst. What is
+scored is read into a pot once per context; its continuations are tried one after another and forgotten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from infinipot.eval.asking import force
+from infinipot.eval.extras import LM, need
+from infinipot.generation import PROMPT_END, generate
+from infinipot.host import Host
+from infinipot.models import load
+from infinipot.options import PotConfig
+from infinipot.policies import POLICIES
+from infinipot.session import Session
+
+need("lm_eval", "this adapter", LM)
+
+from lm_eval.api.registry import register_model  # noqa: E402
+from lm_eval.models.huggingface import HFLM  # noqa: E402
+
+Scored = tuple[float, bool]
+"""Log-likelihood of a continuation in nats, and whether it is what greedy decoding would say."""
+
+
+@register_model("infinipot")
+class PotLM(HFLM):
+    """The harness's own Hugging Face model, except that texts go into a pot and are never truncated.
+
+    pretrained: what `infinipot.load` takes, or a loaded model with its tokenizer. device, dtype: as for `load`. Other options are those of
+    PotConfig, by name, or of HFLM.
+    """
+
+    def __init__(self, pretrained: Any, tokenizer: Any = None, device: str | None = None, dtype: str | None = None, **options: Any) -> None:
+        names = {field.name for field in dataclasses.fields(PotConfig)}
+        self.pot_config = PotConfig(**{name: value for name, value in options.items() if name in names})
+        rest = {name: value for name, value in options.items() if name not in names}
+        if self.pot_config.catalyst not in (None, "question"):
+            raise ValueError(
+                f"catalyst={self.pot_config.catalyst!r} is not possible here: the end of each prompt, its question, is the catalyst"
+            )
+        if isinstance(pretrained, str):
+            pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
+        super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **rest)
+        self.host = Host(self.model)
+
+    @property
+    def max_length(self) -> int:
+        """No text is too long: otherwise the harness would cut its beginning off before the pot sees it."""
+        return 1 << 40
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
+        return super()._model_generate(context, max_length, stop, custom_generate=generate, pot=self.pot_config, **generation_kwargs)
+
+    def _session(self, context: Sequence[int]) -> Session:
+        """A session that has read a context, its end being the catalyst."""
+        session = Session(self.host, None, self.pot_config, template=False)
+        config = self.pot_config
+        end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(context))
+        asks = "catalyst" in POLICIES[config.policy]().needs(config.novelty)
+        session.append(list(context), question=list(context)[-end:] if asks else None)
+        return session
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, override_bs: int | None = None
+    ) -> list[Scored]:
+        """Requests (texts, context ids, continuation ids), results in their order. Requests with one context are scored from one reading."""
+        by_context: dict[tuple[int, ...], list[int]] = {}
+        for number, (_, context, _) in enumerate(requests):
+            by_context.setdefault(tuple(context), []).append(number)
+        scores: dict[int, Scored] = {}
+        bar = need("tqdm", "this adapter", LM).tqdm(total=len(requests), disable=disable_tqdm or self.rank != 0, desc="loglikelihood")
+        for shared, numbers in by_context.items():
+            session = self._session(shared)
+            for number in numbers:
+                texts, _, continuation = requests[number]
+                forced = force(session, [], list(continuation))
+                scores[number] = (-forced.loss, all(forced.first))
+                self.cache_hook.add_partial("loglikelihood", texts, scores[number])
+                bar.update()
+        bar.close()
+        return [scores[number] for number in range(len(requests))]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-likelihood of whole texts, each read through a pot from its beginning to its end, whatever its length."""
+        sums = []
+        for request in requests:
+            (text,) = request.args
+            sums.append(-self.total_loss([self.prefix_token_id, *self.tok_encode(text)]))
+            self.cache_hook.add_partial("loglikelihood_rolling", (text,), sums[-1])
+        return sums
+
+    def total_loss(self, ids: Sequence[int]) -> float:
+        """Nats of all ids but the first."""
+        config = self.pot_config
+        if config.policy == "truncate":
+            raise ValueError("policy 'truncate' leaves out most of a text, so it predicts none of it: compare with streaming")
+        if "catalyst" in POLICIES[config.policy]().needs(config.novelty):
+            config = dataclasses.replace(config, catalyst="plain")  # there is no question: the newest text is the catalyst
+        session = Session(self.host, None, config, template=False)
+        session.score_all()
+        total, seen = 0.0, 0
+
+        def note() -> None:
+            nonlocal total, seen
+            fresh = session.stats.tokens_read - seen
+            total, seen = total + float(session.pot.novelty[0, -fresh:].sum()), seen + fresh
+
+        session.append(list(ids), progress=note)
+        return total

@@ -1,0 +1,28 @@
+"""Tables and figures anew, from whatever results a folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infinipot.eval import harness, longbench, needle, perplexity, report, results, scores
+
+
+def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
+    """Returns the tables as text, and the files written. ValueError if the folder holds no results."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts: list[str] = []
+    files: list[Path] = []
+    for name, key, write in (
+        (needle.NAME, needle.KEY, report.write),
+        (longbench.NAME, longbench.KEY, scores.write),
+        (perplexity.NAME, perplexity.KEY, perplexity.write),
+        (harness.NAME, harness.KEY, harness.write),
+    ):
+        records = results.read(folder, name, key)
+        if records:
+            text, written = write(records, out)
+            texts.append(text)
+            files += written
+    if not texts:
+        raise ValueError(f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl")
+    return "\n\n".join(texts), files

@@ -1,0 +1,75 @@
+"""From needle results to a table and a heat map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from infinipot.eval import charts
+from infinipot.eval.results import Record
+from infinipot.eval.tables import markdown, name_key, names, tokens
+
+
+def shares(records: Sequence[Record], what: str = "right") -> dict[str, dict[tuple[float, int], float | None]]:
+    """By method: (depth, length) -> share of trials in which `what` holds."""
+    named = names(records)
+    found: dict[str, dict[tuple[float, int], list[float]]] = {}
+    for record in records:
+        cells = found.setdefault(named[name_key(record)], {})
+        if record[what] is not None:
+            cells.setdefault((record["depth"], record["length"]), []).append(float(record[what]))
+    return {name: {cell: sum(values) / len(values) for cell, values in cells.items()} for name, cells in found.items()}
+
+
+def trials(records: Sequence[Record]) -> str:
+    """How many trials a cell has, as words: the fewest, and the most if that differs."""
+    counts: dict[str, int] = {}
+    for record in records:
+        cell = f"{name_key(record)} {record['depth']} {record['length']}"
+        counts[cell] = counts.get(cell, 0) + 1
+    low, high = min(counts.values()), max(counts.values())
+    return f"{low} trial{'s' * (low != 1)} a cell" if low == high else f"{low} to {high} trials a cell"
+
+
+def table(records: Sequence[Record], what: str = "right") -> str:
+    """Methods down, lengths across, the depths in a cell: 95 / 90 / 100."""
+    cells = shares(records, what)
+    lengths = sorted({record["length"] for record in records})
+    depths = sorted({record["depth"] for record in records})
+
+    def cell(name: str, length: int) -> str:
+        values = [cells[name].get((depth, length)) for depth in depths]
+        if all(value is None for value in values):
+            return "–"
+        return " / ".join("–" if value is None else f"{100 * value:.0f}" for value in values)
+
+    head = ["%, at depth " + " / ".join(f"{depth:g}" for depth in depths), *[tokens(length) for length in lengths]]
+    return markdown(head, [[name, *[cell(name, length) for length in lengths]] for name in cells])
+
+
+def groups(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Needles of different kinds or in different haystacks are different tests: never in one figure."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(f"{record['kind']}-{Path(record['haystack']).stem}", []).append(record)
+    return found
+
+
+def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
+    """Table and heat map of every test among the results. Returns the text and the files written."""
+    texts, files = [], []
+    for name, some in groups(records).items():
+        kind, _, haystack = name.partition("-")
+        what = {"number": "pass key", "word": "secret word", "multi": "pass keys of several"}[kind]
+        models = ", ".join(sorted({record["model"] for record in some}))
+        title = f"{what} in {haystack} · {models} · {trials(some)}"
+        text = f"{title}\n\n{table(some)}"
+        if any(record["forced"] != record["right"] for record in some):
+            text += f"\nfirst choice after the answer's first words\n\n{table(some, 'forced')}"
+        if any(record["kept"] is not None for record in some):
+            text += f"\nneedle's entries still in the pot\n\n{table(some, 'kept')}"
+        texts.append(text)
+        files += charts.heat_maps(shares(some), title, tokens, folder / f"needle-{name}")
+    text = "\n\n".join(texts)
+    (folder / "needle.md").write_text(text, "utf-8")
+    return text, [*files, folder / "needle.md"]

@@ -1,0 +1,88 @@
+"""The paper's studies: which methods each compares, and its figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from infinipot.eval import charts, scores
+from infinipot.eval.results import Record
+from infinipot.eval.stats import mean, task_means
+from infinipot.eval.tables import tokens
+
+
+@dataclass(frozen=True)
+class Study:
+    """kind: what is run. policies: the methods, as --policy would name them."""
+
+    summary: str
+    kind: Literal["longbench", "needle", "kept", "hops"]
+    policies: str
+    against: str | None = None
+
+
+CATALYSTS = ("plain", "unrelated", "general", "general-1", "general-2", "question")
+SHARES = (0, 0.25, 0.5, 0.75, 1)
+SIZES = (1024, 2048, 4096, 8192)
+STUDIES = {
+    "catalyst": Study(
+        "what the catalyst should ask (Table 2): LongBench rows",
+        "longbench",
+        ",".join(["truncate", *[f"infinipot:catalyst={kind}" for kind in CATALYSTS]]),
+        "infinipot:catalyst=general",
+    ),
+    "novelty": Study(
+        "how large novelty's share should be (Table 3): LongBench rows",
+        "longbench",
+        ",".join(f"infinipot:novelty={share:g}" for share in SHARES),
+        "infinipot:novelty=0",
+    ),
+    "memory": Study(
+        "pots of 1K to 8K (Figure 6): LongBench rows",
+        "longbench",
+        ",".join(f"{policy}:pot_size={size}" for policy in ("truncate", "streaming", "infinipot") for size in SIZES),
+    ),
+    "ablation": Study(
+        "without novelty, catalyst, CR-RoPE (Table 4): needles",
+        "needle",
+        "infinipot,infinipot:novelty=0,infinipot:novelty=0:catalyst=plain,infinipot:novelty=0:catalyst=plain:context_reset=false",
+    ),
+    "kept": Study(
+        "kept entries against those attended to without a bound (Figures 2 and 3): LongBench rows",
+        "kept",
+        "sliding_window,infinipot:novelty=0:catalyst=plain,infinipot:novelty=0:catalyst=general,infinipot:novelty=0:catalyst=question,"
+        "infinipot:novelty=0.5:catalyst=question",
+    ),
+    "hops": Study(
+        "facts along a chain across cycles (open question 2): generated texts", "hops", "streaming,infinipot:catalyst=general,infinipot"
+    ),
+}
+
+
+def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
+    """The figure of a study of LongBench rows, for genuine rows and for others apart."""
+    files: list[Path] = []
+    for kind in dict.fromkeys(record["rows"] for record in records):
+        some = [record for record in records if record["rows"] == kind]
+        means = {label: mean(list(task_means(found).values())) for label, found in scores.by_label(some).items()}
+        known = {label: value for label, value in means.items() if value is not None}
+        title = f"{kind} rows, mean of tasks · {', '.join(sorted({record['model'] for record in some}))}"
+        path = folder / f"{name}-{'genuine' if kind == 'LongBench' else 'style'}"
+        if not known:
+            continue
+        if name == "catalyst":
+            shown = {label.removeprefix("infinipot:catalyst="): {"score": value} for label, value in known.items()}
+            files += charts.bars(shown, title=title, up="score", path=path)
+        elif name == "novelty":
+            points = [(float(label.rpartition("=")[2]), value) for label, value in known.items()]
+            files += charts.curves({"infinipot": points}, title=title, across="novelty's share of the survivors", up="score", path=path)
+        else:
+            series: dict[str, list[tuple[float, float]]] = {}
+            for label, value in known.items():
+                policy, _, size = label.partition(":pot_size=")
+                series.setdefault(policy, []).append((float(size), value))
+            ticks = {float(size): tokens(size) for size in SIZES}
+            files += charts.curves(series, title=title, across="pot size, entries", up="score", path=path, log=True, ticks=ticks)
+    return files
