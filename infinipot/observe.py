@@ -79,7 +79,7 @@ def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int) -> tupl
     No more than stand in the last slots in all heads: those read since the last distillation, and the recent ones that it kept.
     """
     layer = pot.layers[number]
-    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.kept_recent))
+    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.kept_recent), layer.length - pot.pinned)
     query = layer.rotate_queries(layer.witness.queries[:, :, -count:])
     attention = causal_softmax(query, layer.read_keys(0, layer.length), host.scorings[number]).sum(dim=-2)
     return reduce_groups(attention, layer.index.shape[1], config.gqa), count

@@ -92,7 +92,8 @@ class PotConfig:
             raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
         if self.distill_to == "auto":
             policy = POLICIES[self.policy]()
-            if "catalyst" not in policy.needs(self.novelty) or policy.share(self.novelty) >= 1:
+            needs = policy.needs(self.novelty)
+            if "catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1:
                 raise ValueError("distill_to='auto' goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
         if POLICIES[self.policy].reads == "pot":
             within("distill_to", self.survivors, 1, self.pot_size - 1)
@@ -103,6 +104,12 @@ class PotConfig:
                 )
 
     def _check_names(self) -> None:
+        for name in ("policy", "gqa", "prefill", "pool_kind", "pot_dtype", "catalyst"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and name in ("pool_kind", "pot_dtype", "catalyst")):
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a name" + (" or a text" if name == "catalyst" else ""))
+        if not isinstance(self.layer_budget, (str, tuple)):
+            raise TypeError(f"layer_budget={self.layer_budget!r} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
         known("policy", self.policy, POLICIES)
         known("gqa", self.gqa, REDUCTIONS)
         known("prefill", self.prefill, ("bounded", "whole"))
@@ -140,12 +147,17 @@ class PotConfig:
                 raise TypeError(f"{name}={value!r} is not allowed: it must be a whole number of tokens")
             within(name, value, low)
         for name in ("novelty", "coverage", "persist"):
-            if getattr(self, name) is not None:
-                within(name, getattr(self, name), 0, 1)
+            value = getattr(self, name)
+            if value is None and name == "persist":
+                continue
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a number between 0 and 1")
+            within(name, value, 0, 1)
         if self.pool and self.pool % 2 == 0:
             raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
-        if not isinstance(self.layer_budget, str) and not (self.layer_budget and all(weight > 0 for weight in self.layer_budget)):
-            raise ValueError(f"layer_budget={self.layer_budget} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
+        weights = self.layer_budget
+        if not isinstance(weights, str) and not (weights and all(isinstance(w, (int, float)) and 0 < w < float("inf") for w in weights)):
+            raise ValueError(f"layer_budget={weights} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
 
     @property
     def chunk(self) -> int:
@@ -180,7 +192,7 @@ class PotConfig:
 
     def budgets(self, layers: int) -> list[int]:
         """|C| of each of the bounded layers: `layers` times `survivors` in all."""
-        if self.layer_budget == "uniform":
+        if self.layer_budget == "uniform" or (POLICIES[self.policy].reads != "pot" and self.layer_budget == "pyramid"):
             return [self.survivors] * layers
         weights: Sequence[Any] = self.layer_budget
         if self.layer_budget == "pyramid":  # evenly down to the top layer's twentieth of the mean
@@ -193,7 +205,7 @@ class PotConfig:
         if min(shares) < fixed:
             raise ValueError(
                 f"layer_budget leaves a layer {min(shares)} entries, fewer than sinks={self.kept_sinks} + recent={self.kept_recent}, and at "
-                "least 1: distil to more, or weigh layers more evenly"
+                "least 1: distil to more, weigh layers more evenly, or give a smaller recent"
             )
         return shares
 

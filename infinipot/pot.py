@@ -25,7 +25,7 @@ class Layout:
 
     size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they differ. reset: CR-RoPE. kind: the eight-bit
     type of stored entries, None for the model's own. witness: what layers remember of attention. grouping: how many distant entries share a
-    position, and how many newest do not (SelfExtend).
+    position, and how many newest do not (SelfExtend). distils: whether there is ever a distillation.
     """
 
     size: int | None
@@ -34,6 +34,7 @@ class Layout:
     kind: str | None = None
     witness: Witness | None = None
     grouping: tuple[int, int] | None = None
+    distils: bool = True
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Pot(Cache):
     """All layers' entries, and what goes with them from one chunk to the next.
 
     pinned: entries at the start that no distillation touches. hidden: the last token's final hidden state [B, 1, hidden], which predicts
-    the next one. novelty, fresh: NuC and ids [B, F] of the F tokens read since the last distillation (ids only where there is a bound).
+    the next one. novelty, fresh: NuC and ids [B, F] of the F tokens read since the last distillation (ids only where there are distillations).
     newest: the last token ids [B, 32], written in place. logits: the next token's [1, V], where a step has computed them already. cycles,
     steps: what has been recorded for this pot (graphs.py).
     """
@@ -65,7 +66,7 @@ class Pot(Cache):
             for window, carried, rotation in zip(windows, states, rotations, strict=True)
         ]
         super().__init__(layers=layers)
-        self.size, self.grouping = layout.size, layout.grouping
+        self.size, self.grouping, self.distils = layout.size, layout.grouping, layout.distils
         self.pinned = 0
         self.tokens_read = 0
         self.distillations = 0
@@ -87,6 +88,11 @@ class Pot(Cache):
     def length(self) -> int:
         """Entries per head now, in the bounded layer that has most."""
         return max(layer.length for layer in self.bounded)
+
+    @property
+    def entries(self) -> int:
+        """Entries per head now: the mean over the bounded layers, rounded up, where they differ."""
+        return -(-sum(layer.length for layer in self.bounded) // len(self.bounded))
 
     @property
     def room(self) -> float:
@@ -122,7 +128,7 @@ class Pot(Cache):
     def follow(self, ids: Tensor, hidden: Tensor, novelty: Tensor) -> None:
         """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's hidden state [B, 1, hidden]."""
         self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
-        if self.size is not None:
+        if self.distils:
             self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
         self.hidden, self.logits = hidden, None
         self.newest.copy_(torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :])

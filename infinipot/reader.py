@@ -70,11 +70,13 @@ class Reader:
         config = self.config
         remembers = {"received", "newest"} & self.needs
         witness = Witness("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
-        if self.policy.reads == "all" or config.prefill == "whole":
+        budgets = config.budgets(self.host.bounded)  # refused here, whatever the policy does with them
+        if self.policy.reads == "all" or (config.prefill == "whole" and self.policy.reads == "pot"):
             grouping = (config.group, config.neighbours) if self.policy.grouped else None
-            return Layout(None, reset=config.context_reset, kind=config.pot_dtype, witness=witness, grouping=grouping)
-        own = [config.pot_size - config.survivors + kept for kept in config.budgets(self.host.bounded)]
-        return Layout(config.pot_size, tuple(own), config.context_reset, config.pot_dtype, witness)
+            distils = self.policy.reads == "pot"
+            return Layout(None, None, config.context_reset, config.pot_dtype, witness, grouping, distils)
+        own = None if self.policy.reads == "ends" else tuple(config.pot_size - config.survivors + kept for kept in budgets)
+        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, witness)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)
@@ -154,7 +156,7 @@ class Reader:
         return Stats(
             tokens_read=pot.tokens_read + len(self.tail),
             tokens_skipped=self.skipped,
-            entries=pot.length,
+            entries=pot.entries,
             peak_entries=pot.peak,
             distillations=pot.distillations,
             pot_bytes=pot.entry_bytes,

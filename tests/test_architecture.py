@@ -16,7 +16,7 @@ policies witness grouped norms
 options
 compat
 attention
-probe layers together
+probe layers window together
 state
 pot
 host

@@ -14,7 +14,7 @@ from infinipot import PotConfig, Session
 from infinipot.answering import Turn
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
-from infinipot.observe import replay_tokens
+from infinipot.observe import observe_newest, replay_tokens
 from infinipot.policies import POLICIES
 from infinipot.positions import Rotation
 
@@ -181,3 +181,64 @@ def test_self_extend_reads_everything() -> None:
     assert_close("chunks", logits[1], logits[0])
     assert_close("chunks", logits[2], logits[0])
     assert not torch.allclose(logits[0], near.logits)
+
+
+def test_whole_prefill_replays_the_text() -> None:
+    config = PotConfig(pot_size=48, distill_to=24, policy="kvzip", catalyst="question", prefill="whole")
+    session = Session(make_tiny("llama"), None, config)
+    session.append(random_ids(100), question=CATALYST)
+    assert session.pot.fresh.shape[1] == 100
+    assert len(list(session.stream_ids(CATALYST, max_tokens=4, pick=greedy, stop_ids=set()))) == 4
+
+
+@pytest.mark.parametrize("recent", [None, 0, 1, 4, 40])
+def test_the_window_votes_whatever_else_stays(recent: int | None) -> None:
+    """All of it, also where everything is read at once; and no more than there are entries."""
+    config = PotConfig(pot_size=64, distill_to=50, policy="snapkv", prefill="whole", window=8, recent=recent)
+    session = Session(make_tiny("llama"), None, config)
+    session.append(random_ids(100))
+    for number in range(2):
+        assert observe_newest(session.host, session.pot, session.config, number)[1] == 8
+    session.append(random_ids(3))
+    wide = Session(make_tiny("llama"), None, PotConfig(pot_size=64, policy="snapkv", window=1000, recent=0))
+    wide._reader.pin([5])
+    wide.append(random_ids(63))
+    assert observe_newest(wide.host, wide.pot, wide.config, 0)[1] == 63
+
+
+def test_unbounded_layers_grow_with_positions_that_never_start_again() -> None:
+    model = make_tiny("llama")
+    config = PotConfig(pot_size=1300, distill_to=950, policy="snapkv", window=4, prefill="whole", context_reset=False, chunk_tokens=2048)
+    answers = []
+    for slots in (1024, 4096):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("infinipot.layers.GROWTH", slots)
+            session = Session(model, None, config)
+            session.append(random_ids(1060))
+            answers.append(list(session.stream_ids(CATALYST, max_tokens=100, pick=greedy, stop_ids=set())))
+    assert answers[0] == answers[1]
+
+
+def test_layer_budgets_are_checked_at_once_and_do_not_touch_other_policies() -> None:
+    model = make_tiny("llama")
+    for policy in ("infinipot", "full", "self_extend", "truncate"):
+        with pytest.raises(ValueError, match="has 4 weights, but the model has 2 layers"):
+            Session(model, None, PotConfig(policy=policy, layer_budget=(1, 2, 3, 4)))
+    session = Session(model, None, PotConfig(pot_size=48, policy="truncate", layer_budget=(3, 2)))
+    session.append(random_ids(150))
+    assert len(list(session.stream_ids([3, 4], max_tokens=8, pick=greedy, stop_ids=set()))) == 8
+    pyramid = Session(model, None, PotConfig(pot_size=48, layer_budget="pyramid"))
+    pyramid.append(random_ids(100), question=CATALYST)
+    assert pyramid.stats.entries <= pyramid.stats.peak_entries <= 48
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"catalyst": 5}, {"layer_budget": 0.5}, {"layer_budget": ("a", "b")}, {"layer_budget": (float("inf"), 1)}, {"novelty": "0.5"},
+        {"coverage": None}, {"policy": None}, {"pot_dtype": torch.int8}, {"distill_to": "auto", "policy": "kvzip"}, {"persist": "x"},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_a_sentence(options: dict) -> None:
+    with pytest.raises((TypeError, ValueError), match="is not allowed|auto"):
+        PotConfig(**options)

@@ -180,9 +180,12 @@ class Said:
 
 
 def answer(session: Session, question: str | None, sampling: Sampling, show: Callable[[str], None], aware: bool = True) -> Said:
-    """Answer into the pot, showing pieces as they come, until it ends or Ctrl-C stops it; what was said stays."""
+    """Answer into the pot, showing pieces as they come, until it ends or Ctrl-C stops it; what was said stays.
+
+    With prefill="whole" nothing stays: each answer has a distillation of its own.
+    """
     said, started = Said(), time.perf_counter()
-    pieces = session.stream(question, keep=True, aware=aware, **dataclasses.asdict(sampling))
+    pieces = session.stream(question, keep=session.config.prefill != "whole", aware=aware, **dataclasses.asdict(sampling))
     with closing(pieces), interrupts.gently():
         for piece in pieces:
             if said.first_token_s is None:

@@ -61,7 +61,7 @@ class Observation:
 
 
 class Policy:
-    """How survivors are chosen. To add one: a file in this folder, a line in `policies/__init__.py`, a row in the tests' table.
+    """How survivors are chosen. To add one: a file in this folder, a line in `policies/__init__.py`, a test.
 
     The class variables are defaults for the options of the same names.
     """
