@@ -49,10 +49,14 @@ def novelty_of(host: Host, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wan
     """NuC [B, T] of ids that pots have just read, given their hidden states [B, T, hidden], in one pass of the head; zeros unless wanted."""
     losses = torch.zeros(ids.shape, device=hidden.device)
     rows = [row for row, asked in enumerate(wanted) if asked]
-    if rows:
-        before = torch.cat([hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last for row in rows])
-        losses[rows] = host.novelty(torch.cat((before, hidden[rows, :-1]), dim=1), ids[rows])
-        losses[[row for row in rows if pots[row].hidden is None], 0] = 0  # predicted by nothing
+    if rows:  # by slices: an index on the host could not be recorded
+        before = [hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last for row in rows]
+        predicting = torch.cat([torch.cat((one, hidden[row : row + 1, :-1]), dim=1) for row, one in zip(rows, before, strict=True)])
+        found = host.novelty(predicting, torch.cat([ids[row : row + 1] for row in rows]))
+        for row, loss in zip(rows, found, strict=True):
+            losses[row] = loss
+            if pots[row].hidden is None:  # predicted by nothing
+                losses[row, 0] = 0
     return losses
 
 
@@ -127,24 +131,29 @@ def read(
     catalyst: Tensor | None,
     score_novelty: bool,
     progress: Callable[[], None] | None = None,
+    more: bool = False,
 ) -> None:
     """Read ids [B, T] of any length, distilling whenever the pot is full.
 
     A distillation happens only when there is something more to read: a text that fits is never distilled. So where a chunk fills the pot
-    and is not the last, the catalyst rides behind it. progress: called after every chunk, at a moment when the pot is whole; what it raises
-    ends the reading there.
+    and is not the last, the catalyst rides behind it. more: more than ids is to be read. progress: called after every chunk, at a moment
+    when the pot is whole; what it raises ends the reading there.
     """
     ridden: dict[int, Tensor] | None = None
     while ids.shape[1]:
         count = make_room(host, pot, config, catalyst, ridden)
         whole = pot.room - reserve(config, catalyst)
-        if ids.shape[1] > whole and recorded(host, pot, config, ids[:, : int(whole)], catalyst, score_novelty):
+        if (ids.shape[1] > whole or (more and ids.shape[1] == whole)) and recorded(
+            host, pot, config, ids[:, : int(whole)], catalyst, score_novelty
+        ):
             count, ridden = int(whole), None
         else:
-            ridden = read_chunk(host, pot, config, ids[:, :count], catalyst, score_novelty, more=count < ids.shape[1])
+            ridden = read_chunk(host, pot, config, ids[:, :count], catalyst, score_novelty, more=more or count < ids.shape[1])
         ids = ids[:, count:]
         if progress is not None:
             progress()
+    if more:
+        make_room(host, pot, config, catalyst, ridden)
 
 
 def read_chunk(

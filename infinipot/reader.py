@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -112,8 +112,36 @@ class Reader:
             distill.take(self.host, [self.pot], self.tensor(ids), ["novelty" in self.needs])
             self.pot.pinned = len(ids)
 
-    def read(self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None) -> None:
-        """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after every chunk."""
+    def cycles(self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None) -> Iterator[tuple[list[int], bool]]:
+        """What is to be read, opening first, in lists that end where the pot is full; and whether more comes.
+
+        However a stream arrives, it is then read in chunks of few lengths: what runs for one can be kept for the next.
+        """
+        held: list[int] = []
+        begun = False
+        for ids in lists:
+            held += ids if begun else opening() + ids
+            begun = True
+            whole = self._until_full(catalyst)
+            while whole is None or len(held) > whole:
+                yield held[:whole], whole is not None
+                held = [] if whole is None else held[whole:]
+                if not held:
+                    break
+                whole = self._until_full(catalyst)
+        if held:
+            yield held, False
+
+    def _until_full(self, catalyst: Tensor | None) -> int | None:
+        """How many tokens there are to the next distillation, or the one after it if the pot is full; None if there is none."""
+        if self.pot.size is None or self.policy.reads != "pot":
+            return None
+        room = int(self.pot.room) - reserve(self.config, catalyst)
+        return room if room > 0 else max(1, self.pot.size - self.config.survivors - self.pot.pinned - reserve(self.config, catalyst))
+
+    def read(self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
+        """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after every chunk. more: more is to be read,
+        so a pot that is then full is distilled."""
         started = time.perf_counter()
         if self.policy.reads == "ends":
             here = max(0, self.config.pot_size // 2 - self.pot.length)
@@ -121,18 +149,18 @@ class Reader:
             self.tail.extend(ids[here:])
             ids = ids[:here]
         try:
-            self._read(self.pot, ids, catalyst, progress)
+            self._read(self.pot, ids, catalyst, progress, more)
         finally:
             self.read_s += time.perf_counter() - started
 
-    def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None) -> None:
+    def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
         if not ids:
             return
         if not self.beside(pot, catalyst):
             distill.distill(self.host, pot, self.config, self.usual)
         if pot is self.pot:
             self.usual = catalyst
-        distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress)
+        distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress, more)
 
     def beside(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the catalyst has room beside what the pot holds.

@@ -88,11 +88,11 @@ class Session:
         dialogue = self._dialogue or self._new_dialogue(raw)
         catalyst = self._catalyst_for(_listed(question), dialogue)
         self._begin(dialogue)
-        for ids in lists:
-            opening, was, before = dialogue.opening(), (dialogue.in_text, dialogue.answered), self.stats.tokens_read
+        for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
+            was, before = (dialogue.in_text, dialogue.answered), self.stats.tokens_read
             dialogue.in_text, dialogue.answered = True, False
             try:
-                self._reader.read(opening + ids, catalyst, progress)
+                self._reader.read(ids, catalyst, progress, more)
             except BaseException:
                 if self.stats.tokens_read == before:
                     dialogue.in_text, dialogue.answered = was

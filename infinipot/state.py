@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from infinipot.compat import LinearAttentionLayer
-from infinipot.layers import PotLayer, WindowLayer
+from infinipot.layers import PotLayer
 from infinipot.positions import Rotation
+from infinipot.window import WindowLayer
 
 TENSORS = ("conv_states", "recurrent_states")
 FIELDS = (*TENSORS, "is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size")

@@ -8,6 +8,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
+from infinipot.host import Host
 
 MODEL = make_tiny("llama")
 TEXT = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
@@ -240,3 +241,26 @@ def test_no_chat_template() -> None:
     assert one.pot.pinned == 1
     with pytest.raises(ValueError, match="no chat template"):
         Session(MODEL, make_tokenizer(template=None), SMALL, system="x").append(TEXT)
+
+
+def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pieces it comes in: what runs for one length of chunk is kept for the next, so memory does not creep."""
+    host, tokenizer = Host(make_tiny("llama")), make_tokenizer()
+    text = "The keeper wrote down every ship that passed, and what the weather was. " * 60
+    lengths, sessions = [], []
+    original = Host.read
+
+    def noted(self, ids, pots, observe=None):
+        lengths[-1].append(ids.shape[1])
+        return original(self, ids, pots, observe)
+
+    monkeypatch.setattr(Host, "read", noted)
+    for pieces in ([text], [text[i : i + 31] for i in range(0, len(text), 31)]):
+        session = Session(host, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64))
+        lengths.append([])
+        session.append(iter(pieces), question="How many ships?")
+        sessions.append(session)
+    assert kept(sessions[0]) == kept(sessions[1])
+    for counts in lengths:
+        assert len(set(counts)) <= 8, set(counts)
+        assert len(counts) > 40
