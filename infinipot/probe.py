@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -43,9 +44,10 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """The cos and sin a rotary module returns for any positions, as wide as it states them, in float32.
 
     Some kinds of rotary embedding change their frequencies as they are called and remember the longest text, so a fresh copy is asked every
-    time, after a text of one token has made it forget whatever the model read before.
+    time, after a text of one token has made it forget whatever the model read before. The copy goes where it is asked to, so it loses the
+    hook by which a model spread over several devices would send what it is given elsewhere.
     """
-    before = copy.deepcopy(module)
+    before = remove_hook_from_module(copy.deepcopy(module))
 
     def stand_in(value: Any, positions: Tensor) -> Any:
         if not isinstance(value, Tensor):

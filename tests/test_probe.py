@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as tf
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from families import FAMILIES, HYBRID, SIZES, build, randomised
 from helpers import CATALYST, assert_close, random_ids
+from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
 from infinipot.host import Host
+from infinipot.probe import table_of
 
 
 def test_hybrid_layers_keep_their_own_window() -> None:
@@ -139,3 +142,13 @@ def test_dynamic_frequencies_are_pinned_to_the_pot() -> None:
         again = Session(other, None, session.config)
         again.append(random_ids(600), question=CATALYST)
         assert torch.equal(again.logits, session.logits)
+
+
+def test_a_dispatched_rotary_module_is_asked_where_it_is_needed() -> None:
+    """accelerate's hook sends a module's inputs to the module's own device; positions are asked for on every layer's."""
+    model = make_tiny("llama")
+    plain = Host(model).rotations[0].table(torch.arange(9))
+    add_hook_to_module(model.model.rotary_emb, hook := AlignDevicesHook(execution_device="cpu"))
+    hook.execution_device = "meta"  # stands for another device
+    asked = table_of(model.model.rotary_emb, (torch.zeros(1, 1, 64), torch.arange(4)[None]), {})(torch.arange(9))
+    assert all(torch.equal(a[:, : b.shape[1]], b) for a, b in zip(asked, plain, strict=True))
