@@ -41,6 +41,24 @@ def test_what_lives_does_not_grow_with_the_text() -> None:
     assert abs(alive() - before) < 4096  # the chunk's own ids and novelty
 
 
+def test_eight_bits_take_less_also_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the moment a layer attends, what was made from eight bits for it included: one layer's entries, never all layers'."""
+    most: dict[str | None, int] = {}
+    attend = torch.nn.functional.scaled_dot_product_attention
+    for kind in (None, "int8", "fp8"):
+        one = session(make_tiny("llama", layers=6), 600, pot_size=512, distill_to=256, pot_dtype=kind)
+        before = alive() - one.stats.pot_bytes
+        peaks = []
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: (peaks.append(alive() - before), attend(*a, **k))[1]
+            )
+            one.append(random_ids(2, seed=2), question=CATALYST)
+        most[kind] = max(peaks)
+    assert most["int8"] < 0.6 * most[None]
+    assert most["fp8"] < 0.6 * most[None]
+
+
 def test_a_text_far_longer_than_the_model_was_trained_for() -> None:
     """Eight times the trained length: every position the model is given, or that is turned by, lies within it."""
     model, positions = make_tiny("llama"), []
