@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from infinipot import kernels
 from infinipot.attention import at_work, attention, plain
-from infinipot.compat import Cache, CacheLayerMixin
+from infinipot.compat import Cache
 from infinipot.host import Host
 from infinipot.identity import identity
 from infinipot.layers import PotLayer
 from infinipot.norms import fused
 from infinipot.pot import Pot
+from infinipot.together import Passing
 
 log = logging.getLogger("infinipot")
 
@@ -103,29 +104,6 @@ class Cycle:
         pot.distillations += 1
 
 
-class _Passing(CacheLayerMixin):
-    """Hands new keys and values on to attention, which puts them into the pots itself."""
-
-    is_compileable = is_croppable = is_sliding = False
-
-    def __init__(self) -> None:
-        self.is_initialized = True
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-
 class Step:
     """One token for each of several pots, wherever it goes: the slot is a number on the device, and all slots are looked at, those not
     taken yet masked. So one recording serves until the pots are gone."""
@@ -194,7 +172,7 @@ class Step:
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:
         self.unseen.clear()
-        cache = Cache(layers=[_Passing() for _ in self.host.windows])
+        cache = Cache(layers=[Passing() for _ in self.host.windows])
         given = {self.host.cache_argument: cache}
         with at_work(self.host.model, self), fused(self.host.norms):
             output = self.host.model.base_model(input_ids=self.ids, position_ids=self.slots[:, None], use_cache=True, **given)

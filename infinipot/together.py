@@ -13,18 +13,36 @@ from torch import Tensor
 from infinipot.compat import Cache, CacheLayerMixin
 
 
-class Rows(CacheLayerMixin):
-    """The same layer of several pots. `seen` holds, row by row, what attention reads: rotated keys and values."""
+class Passing(CacheLayerMixin):
+    """Hands new keys and values on as they are: whoever attends has entries of its own to look at."""
 
-    is_compileable = False
-    is_croppable = False
+    is_compileable = is_croppable = is_sliding = False
 
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self.layers, self.is_initialized = layers, True
-        self.is_sliding = layers[0].is_sliding
-        self.seen: list[tuple[Tensor, Tensor]] = []
+    def __init__(self) -> None:
+        self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class Rows(Passing):
+    """The same layer of several pots. `seen` holds, row by row, what attention reads: rotated keys and values."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        super().__init__()
+        self.layers, self.is_sliding = layers, layers[0].is_sliding
+        self.seen: list[tuple[Tensor, Tensor]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for `seen`, which attention takes instead."""
@@ -32,14 +50,8 @@ class Rows(CacheLayerMixin):
         self.seen = [layer.update(key, value) for layer, key, value in rows]
         return key_states, value_states
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
     def get_seq_length(self) -> int:
         return max(layer.get_seq_length() for layer in self.layers)
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class Together(Cache):

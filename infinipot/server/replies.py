@@ -6,6 +6,7 @@ import itertools
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def comment(text: str) -> str:
     return f": {text}\n\n"
 
 
-class Form:
+class Form(ABC):
     """How one request's reply looks. Chat and completions differ in the names of things only."""
 
     kind: str
@@ -64,14 +65,17 @@ class Form:
     def usage(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
         return self._envelope(self.chunk_kind, [], usage=total(reports))
 
+    @abstractmethod
     def said(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """What holds a whole answer."""
 
+    @abstractmethod
     def delta(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+        """What holds a piece of one."""
 
+    @abstractmethod
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
-        raise NotImplementedError
+        """How likely its tokens were, as this kind of reply says it."""
 
 
 class ChatForm(Form):
