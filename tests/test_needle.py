@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ PROSE = "The ship left at dawn. Nobody saw it go! Was there a storm? The harbour
 
 @pytest.fixture
 def prose(tmp_path: Path) -> str:
+    folder = tmp_path / "prose"
+    folder.mkdir()
     for number in range(3):
-        (tmp_path / f"{number}.txt").write_text(f"Chapter {number}. " + PROSE * 8)
-    return str(tmp_path)
+        (folder / f"{number}.txt").write_text(f"Chapter {number}. " + PROSE * 8)
+    return str(folder)
 
 
 def small(labels: str, **options: Any) -> Any:
@@ -89,6 +92,9 @@ def test_trials_differ_and_repeat(replica: Replica, prose: str, tiny: Model) -> 
     assert len({needle.key for needle in hidden}) == 3
     assert hidden[0] == units[0].hidden()[0][0]
     assert hay(replica, prose) is hay(replica, prose)
+    moved = shutil.copytree(prose, Path(prose).parent / "elsewhere" / "prose")
+    again = plan(tiny, small("full"), haystack=str(moved), kind="word", lengths=[300], depths=[0.5], trials=3)
+    assert [unit.hidden()[0][0] for unit in again] == hidden[::2]  # where the folder lies says nothing
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Tracking:
         ]
 
     def chains(self) -> tuple[Chain, Chain, random.Random]:
-        chance = random.Random(f"hops {self.seed} {self.haystack} {self.length} {self.hops} {self.trial}")
+        chance = random.Random(f"hops {self.seed} {Path(self.haystack).name} {self.length} {self.hops} {self.trial}")
         people = chance.sample(NAMES, 2 * (self.hops + 1))
         first, second = (str(number) for number in chance.sample(range(10000, 100000), 2))
         return chain(people[: self.hops + 1], first), chain(people[self.hops + 1 :], second), chance

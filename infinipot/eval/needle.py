@@ -6,6 +6,7 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from infinipot.eval.asking import force, head_tokens, kept_share, open_session, question_ids
@@ -64,7 +65,8 @@ class Reading:
         return [{**shared, "depth": depth, "trial": self.trial, "seed": self.seed} for depth in self.depths]
 
     def hidden(self) -> tuple[list[Needle], random.Random]:
-        chance = random.Random(f"{self.seed} {self.haystack} {self.kind} {self.length} {self.depths} {self.trial}")
+        place = Path(self.haystack).name  # wherever the folder lies
+        chance = random.Random(f"{self.seed} {place} {self.kind} {self.length} {self.depths} {self.trial}")
         return needles(self.kind, len(self.depths), chance), chance
 
     def run(self, replica: Replica) -> list[Record]:
