@@ -231,4 +231,6 @@ class Host:
             self.vocabulary = self.head(hidden[:, :1]).shape[-1]
         whole = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter  # not shared out over processes
         plain = whole and self.output_place[1] and not self.output._forward_hooks
-        return novelty(self.head, hidden, targets, self.vocabulary, BLOCK if plain else self.vocabulary)
+        return novelty(
+            self.head, hidden, targets, self.vocabulary, BLOCK.get(hidden.device.type, self.vocabulary) if plain else self.vocabulary
+        )

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from infinipot import kernels
 
-BLOCK = 1 << 14
-"""Columns of the vocabulary at a time. Cut this way, and not by rows, the head's weights are read once for a whole chunk."""
+BLOCK = {"cpu": 1 << 12, "mps": 1 << 12, "cuda": 1 << 14}
+"""Columns of the vocabulary at a time, by kind of device. Cut this way, and not by rows, the head's weights are read once for a whole chunk.
+On a CPU blocks are small, for what the C library keeps of freed memory is as large as they are: the peak of a long run would wander with it."""
 LOGITS_AT_ONCE = 1 << 24
 """Most logits alive at a time (64 MiB in float32): never a whole chunk times the vocabulary."""
 
@@ -18,7 +19,7 @@ Head = Callable[[Tensor, slice], Tensor]
 """Hidden states [B, T, hidden] and a range of token ids -> logits [B, T, ids], the model's own, with its scaling and soft-cap."""
 
 
-def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int = BLOCK) -> Tensor:
+def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
     """-log p(target) in nats, [B, T] float32: the log-sum-exp over all logits, block by block, less the target's own.
 
     hidden: [B, T, hidden], row i predicts targets[:, i]. targets: token ids [B, T].
