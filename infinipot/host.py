@@ -139,6 +139,7 @@ class Host:
             pot = self.new_pot(Layout(2))
             trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
             self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
+            self.ending: torch.device = trial.device
             self.vocabulary: int = self.head(trial).shape[-1]
             self._check_states()
         except ValueError:
@@ -184,9 +185,10 @@ class Host:
         return pot
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A saved pot's tensors, each layer's on the layer's device."""
-        layers = {name: int(name.split(".")[1]) for name in state if name.startswith("layers.")}
-        return {name: x.to(self.devices[layers[name]] if name in layers else self.device) for name, x in state.items()}
+        """A saved pot's tensors, each layer's on the layer's device, and what the last layer left where that left it."""
+        places = {name: self.devices[int(name.split(".")[1])] for name in state if name.startswith("layers.")}
+        places |= {"hidden": self.ending, "novelty": self.ending}
+        return {name: x.to(places.get(name, self.device)) for name, x in state.items()}
 
     @torch.no_grad()
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
