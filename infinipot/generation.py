@@ -57,7 +57,7 @@ def generate(
         for turn in turns:
             turn.begin()
         while live:
-            predicted = predict(list(live.values()))
+            predicted = predict(list(live.values())).to(so_far.device)  # the last layer may be elsewhere
             logits = predicted.new_zeros(len(turns), predicted.shape[-1]).index_copy_(
                 0, torch.tensor([*live], device=predicted.device), predicted
             )
