@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from infinipot import distill
-from infinipot.graphs import step_for, unrecordable
+from infinipot.graphs import step
 from infinipot.observe import reserve
 from infinipot.pot import Pot
 from infinipot.reader import Reader
@@ -152,19 +152,13 @@ def advance(turns: Sequence[Turn]) -> None:
         turn.make_room()
     host, pots = turns[0].host, [turn.pot for turn in turns]
     ids = torch.tensor([[turn.said[-1]] for turn in turns], device=host.device)
-    step = step_for(host, pots)
-    if step is None:
-        distill.take(host, pots, ids, [turn.scored for turn in turns])
+    scored = [turn.scored for turn in turns]
+    read = step(host, pots, ids, watched=any(turn.grows or not turn.fits for turn in turns))
+    if read is None:
+        distill.take(host, pots, ids, scored)
         return
-    try:
-        hidden, logits = step(pots, ids)
-    except RuntimeError as problem:
-        if step.recording is not None or step.calls < 2:
-            raise
-        unrecordable(host, problem)
-        distill.take(host, pots, ids, [turn.scored for turn in turns])
-        return
-    losses = distill.novelty_of(host, pots, ids, hidden, [turn.scored for turn in turns])
+    hidden, logits = read
+    losses = distill.novelty_of(host, pots, ids, hidden, scored)
     for pot, row, state, loss, following in zip(pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True):
         pot.follow(row, state, loss)
         pot.logits = following

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infinipot.graphs import Cycle, addresses, steady, unrecordable
+from infinipot.graphs import cycle, steady
 from infinipot.host import Host, Observer
 from infinipot.layers import PotLayer
 from infinipot.observe import catalyst_look, observe, observe_layer, observe_replay, reserve, watching
@@ -18,9 +18,6 @@ from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
 from infinipot.selection import covering
-
-CYCLES = 2
-"""Recordings kept for a pot: of the lengths of catalyst in use."""
 
 
 def take(
@@ -185,18 +182,8 @@ def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Ten
         distill(host, pot, config, catalyst, ridden)
 
     sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
-    key = (*sizes, addresses(pot))
     if sizes not in host.ran:
         host.ran.add(sizes)
         run(ids, catalyst)
         return True
-    if key not in pot.cycles:
-        if len(pot.cycles) >= CYCLES:
-            pot.cycles.clear()
-        try:
-            pot.cycles[key] = Cycle(host, pot, ids.shape[1], catalyst, run)
-        except RuntimeError as problem:
-            unrecordable(host, problem)
-            return False
-    pot.cycles[key](pot, ids, catalyst)
-    return True
+    return cycle(host, pot, sizes, ids, catalyst, run)

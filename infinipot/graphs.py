@@ -6,6 +6,7 @@ host, say) goes on without; so does one that does not stand in slots alone.
 
 from __future__ import annotations
 
+import copy
 import logging
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,21 +23,45 @@ from infinipot.host import Host
 from infinipot.identity import identity
 from infinipot.layers import PotLayer
 from infinipot.norms import fused
-from infinipot.pot import Pot
+from infinipot.pot import Layout, Pot
 from infinipot.together import Passing
 
 log = logging.getLogger("infinipot")
 
+CYCLES = 4
+"""Recordings of cycles kept for a pot: of the methods and lengths of catalyst in use."""
+
+
+def slotted(pot: Pot, watched: bool) -> bool:
+    """Whether all of the pot's layers are slots in the model's own type, read as they are. watched: and remember no attention."""
+    return pot.grouping is None and all(
+        layer.window is None and layer.is_initialized and layer.kind is None and layer.reset and not (watched and layer.witness)
+        for layer in pot.layers
+    )
+
 
 def steady(pot: Pot) -> bool:
-    """Whether all of the pot's layers are slots that stay where they are, in the model's own type, and remember nothing else."""
-    return pot.size is not None and all(
-        layer.window is None and layer.is_initialized and layer.kind is None and layer.witness is None and layer.reset for layer in pot.layers
-    )
+    """Whether all of the pot's layers are slots that stay where they are for good, and remember nothing else."""
+    return pot.size is not None and slotted(pot, watched=True)
 
 
 def addresses(pot: Pot) -> tuple[int, ...]:
     return tuple(slots.data.data_ptr() for layer in pot.bounded for slots in layer.slots)
+
+
+def new_pot(host: Host, layout: Layout) -> Pot:
+    """An empty pot. What was recorded for the pot dropped last serves this one, if it has the same layout and so can take its slots."""
+    spare, host.spare = host.spare, None
+    pot = host.new_pot(layout) if spare is None or spare[0] != layout else spare[1]
+    pot.clear()
+    weakref.finalize(pot, _dropped, host, layout, copy.copy(pot)).atexit = False
+    return pot
+
+
+def _dropped(host: Host, layout: Layout, parts: Pot) -> None:
+    """Keep what a pot was made of. parts: a copy that shares all of it."""
+    if layout.size is not None and layout.witness is None and (parts.cycles or parts.steps):
+        host.spare = (layout, parts)
 
 
 class Recording:
@@ -109,7 +134,7 @@ class Step:
     taken yet masked. So one recording serves until the pots are gone."""
 
     def __init__(self, host: Host, pots: Sequence[Pot]) -> None:
-        self.host, self.pots = host, [weakref.ref(pot) for pot in pots]
+        self.host, self.rows = host, [[weakref.ref(layer) for layer in pot.bounded] for pot in pots]
         self.addresses = [addresses(pot) for pot in pots]
         self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=host.device)
         self.slots = torch.zeros(len(pots), dtype=torch.long, device=host.device)
@@ -123,7 +148,7 @@ class Step:
 
     def _places(self, layers: Sequence[PotLayer]) -> Tensor | None:
         """Addresses [3, B] of a layer's raw keys, rotated keys and values in all pots; None where their sizes differ."""
-        if len({(layer.size, layer.rotated is None) for layer in layers}) > 1:
+        if len({(layer.capacity, layer.rotated is None) for layer in layers}) > 1:
             return None
         raw = [layer.slots[0].data for layer in layers]
         turned = [keys if layer.rotated is None else layer.rotated for layer, keys in zip(layers, raw, strict=True)]
@@ -133,7 +158,7 @@ class Step:
         return torch.tensor([[x.data_ptr() for x in row] for row in buffers], device=self.ids.device)
 
     def serves(self, pots: Sequence[Pot]) -> bool:
-        same = len(pots) == len(self.pots) and all(own() is pot for own, pot in zip(self.pots, pots, strict=True))
+        same = len(pots) == len(self.rows) and all(row[0]() is pot.bounded[0] for row, pot in zip(self.rows, pots, strict=True))
         return same and [addresses(pot) for pot in pots] == self.addresses
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
@@ -143,23 +168,22 @@ class Step:
             layer = self.layers[number]
             rows = [x.transpose(0, 2) for x in (query, key)]  # [1, heads, B, D]: each row turns by its own slot
             query, turned = (x if layer.rotation is None else layer.rotation.covered(x, self.slots) for x in rows)
-            kernels.append(key, turned.transpose(0, 2), value, places, self.slots, layer.size or 0)
-            return kernels.attend(query.transpose(0, 2), places, self.slots, layer.size or 0, key.shape[1], scaling)
-        return torch.cat([self._attend(row, module, query, key, value, scaling, options) for row in range(len(self.pots))])
+            kernels.append(key, turned.transpose(0, 2), value, places, self.slots, layer.capacity)
+            return kernels.attend(query.transpose(0, 2), places, self.slots, layer.capacity, key.shape[1], scaling)
+        return torch.cat([self._attend(row, module, query, key, value, scaling, options) for row in range(len(self.rows))])
 
     def _attend(
         self, row: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]
     ) -> Tensor:
-        pot = self.pots[row]()
-        assert pot is not None
-        layer, own, slot = pot.layers[module.layer_idx], slice(row, row + 1), self.slots[row : row + 1]  # type: ignore[index]
+        layer, own, slot = self.rows[row][module.layer_idx](), slice(row, row + 1), self.slots[row : row + 1]  # type: ignore[index]
+        assert layer is not None
         layer.put(slot, key[own], value[own])
         query = query[own] if layer.rotation is None else layer.rotation.covered(query[own], slot)
-        keys, values = layer.read_keys(0, layer.size), layer.slots[1].data
-        if (row, layer.size) not in self.unseen:
-            taken = torch.arange(layer.size, device=query.device) <= slot
-            self.unseen[row, layer.size] = torch.zeros_like(taken, dtype=query.dtype).masked_fill(~taken, -torch.inf)[None]
-        mask = self.unseen[row, layer.size]
+        keys, values, size = layer.read_keys(0, layer.capacity), layer.slots[1].data, layer.capacity
+        if (row, size) not in self.unseen:
+            taken = torch.arange(size, device=query.device) <= slot
+            self.unseen[row, size] = torch.zeros_like(taken, dtype=query.dtype).masked_fill(~taken, -torch.inf)[None]
+        mask = self.unseen[row, size]
         if not plain(options):
             return attention(module, query, keys, values, scaling, mask, options)
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[-1])  # the query heads of a KV head as rows: no kernel repeats keys
@@ -197,18 +221,48 @@ class Step:
         return hidden, logits
 
 
-def step_for(host: Host, pots: Sequence[Pot]) -> Step | None:
-    """The step of these pots, kept with the first of them; None where there can be none."""
-    if host.device.type != "cuda" or host.unrecordable or not all(steady(pot) for pot in pots):
+def step(host: Host, pots: Sequence[Pot], ids: Tensor, watched: bool) -> tuple[Tensor, Tensor] | None:
+    """Read ids [B, 1], a token into each pot, by their step, which is kept with the first of them; what `Step` returns.
+
+    watched: whether attention must be remembered where the policy asks for it: not for an answer that is forgotten again. None, and
+    nothing read, where there is no step.
+    """
+    if host.device.type != "cuda" or host.unrecordable or not all(slotted(pot, watched) for pot in pots):
         return None
-    step = next((step for step in pots[0].steps if step.serves(pots)), None)
-    if step is None:
-        step = Step(host, pots)
-        pots[0].steps[:] = [step, *pots[0].steps[:3]]
-    return step
+    for layer in (layer for pot in pots for layer in pot.bounded):
+        layer.reserve(1)
+    own = next((known for known in pots[0].steps if known.serves(pots)), None)
+    if own is None:
+        own = Step(host, pots)
+        pots[0].steps[:] = [own, *pots[0].steps[:3]]
+    try:
+        return own(pots, ids)
+    except RuntimeError as problem:
+        if own.recording is not None or own.calls < 2:  # not for being recorded
+            raise
+        _unrecordable(host, problem)
+        return None
 
 
-def unrecordable(host: Host, problem: Exception) -> None:
+def cycle(host: Host, pot: Pot, key: Any, ids: Tensor, catalyst: Tensor | None, run: Callable[[Tensor, Tensor | None], None]) -> bool:
+    """Do what `run` does with ids [1, T] and a catalyst by a recording of it, kept with the pot. False, and nothing done, where there is none.
+
+    key: what the recording depends on, beside where the pot's slots are.
+    """
+    key = (key, addresses(pot))
+    if key not in pot.cycles:
+        if len(pot.cycles) >= CYCLES:
+            pot.cycles.clear()
+        try:
+            pot.cycles[key] = Cycle(host, pot, ids.shape[1], catalyst, run)
+        except RuntimeError as problem:
+            _unrecordable(host, problem)
+            return False
+    pot.cycles[key](pot, ids, catalyst)
+    return True
+
+
+def _unrecordable(host: Host, problem: Exception) -> None:
     """Remember that this model cannot be recorded."""
     host.unrecordable = True
     log.info("%s cannot be recorded as a CUDA graph: %s", type(host.model).__name__, problem)

@@ -125,6 +125,7 @@ class Host:
         self.model = model
         self.cache_argument = compat.cache_argument(model)
         self.first_graph: Any = None
+        self.spare: Any = None
         self.norms = norms.found(model)
         self.ran: set[Any] = set()
         try:

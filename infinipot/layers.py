@@ -62,6 +62,11 @@ class PotLayer(CacheLayerMixin):
         return self.slots[1].read(0, self.slots[1].size)
 
     @property
+    def capacity(self) -> int:
+        """Slots there are: the size, or where there is none, those allocated so far."""
+        return self.slots[0].size
+
+    @property
     def width(self) -> int:
         """Numbers that one token's keys and values are, all heads together."""
         return sum(slots.data.shape[1] * slots.data.shape[3] for slots in self.slots)
@@ -99,11 +104,8 @@ class PotLayer(CacheLayerMixin):
         """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        self.reserve(key_states.shape[-2])
         start, stop = self.length, self.length + key_states.shape[-2]
-        if self.size is not None and stop > self.size:
-            raise PotOverflow(f"{stop} entries in a pot of {self.size}")
-        if stop > self.slots[0].size:
-            self._grow(max(stop, 2 * self.slots[0].size))
         for slots, x in zip(self.slots, (key_states, value_states), strict=True):
             slots.write(start, x)
         if self.rotated is not None:
@@ -111,6 +113,14 @@ class PotLayer(CacheLayerMixin):
         self.length, self.position = stop, self.position + stop - start
         self.peak = max(self.peak, stop)
         return self.read_keys(0, stop), self.read_values(0, stop)
+
+    def reserve(self, count: int) -> None:
+        """Have slots for `count` more entries. Raises PotOverflow if they are more than the size."""
+        stop = self.length + count
+        if self.size is not None and stop > self.size:
+            raise PotOverflow(f"{stop} entries in a pot of {self.size}")
+        if stop > self.capacity:
+            self._grow(max(stop, 2 * self.capacity))
 
     def put(self, slot: Tensor, key: Tensor, value: Tensor) -> None:
         """Take one entry [1, K, 1, D] into the slot that a tensor [1] names; its length must be told apart (graphs.py)."""
@@ -153,6 +163,12 @@ class PotLayer(CacheLayerMixin):
                 self.rotated[:, :, pinned:length] = self._turn(self.slots[0].read(pinned, length), pinned)
             else:
                 self.rotated[:, :, :length] = self.rotated.gather(2, slots[..., None].expand(*slots.shape, self.rotated.shape[-1]))
+
+    def clear(self) -> None:
+        """Forget all entries; the slots stay where they are."""
+        self.length = self.peak = self.position = 0
+        if self.is_initialized:
+            self.index, self.novelty, self.past = self.index[..., :0], self.novelty[..., :0], None
 
     def mark(self) -> Any:
         return self.length, self.position, self.witness

@@ -67,17 +67,22 @@ class Pot(Cache):
         ]
         super().__init__(layers=layers)
         self.size, self.grouping, self.distils = layout.size, layout.grouping, layout.distils
-        self.pinned = 0
-        self.tokens_read = 0
-        self.distillations = 0
+        self.cycles: dict[Any, Any] = {}
+        self.steps: list[Any] = []
+        self.newest = torch.zeros(1, NEWEST, dtype=torch.long)
+        self.clear()
+
+    def clear(self) -> None:
+        """Be as new. Slots stay where they are, so what was recorded for them still holds."""
+        self.pinned = self.tokens_read = self.distillations = 0
         self.distill_s = 0.0
         self.hidden: Tensor | None = None
         self.logits: Tensor | None = None
-        self.cycles: dict[Any, Any] = {}
-        self.steps: list[Any] = []
         self.novelty = torch.zeros(1, 0)
         self.fresh = torch.zeros(1, 0, dtype=torch.long)
-        self.newest = torch.zeros(1, NEWEST, dtype=torch.long)
+        self.newest.zero_()
+        for layer in self.bounded:
+            layer.clear()
 
     @property
     def bounded(self) -> list[PotLayer]:
@@ -161,8 +166,8 @@ class Pot(Cache):
             prefix = f"layers.{n}."
             own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             layer.restore(own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype)
-        self.novelty, self.newest, self.hidden = tensors["novelty"], tensors["newest"], tensors["hidden"]
-        self.fresh = tensors["fresh"]
+        self.novelty, self.fresh, self.hidden = tensors["novelty"], tensors["fresh"], tensors["hidden"]
+        self.newest.copy_(tensors["newest"])
         self.pinned, self.tokens_read = numbers["pinned"], numbers["tokens_read"]
         self.distillations = numbers["distillations"]
 

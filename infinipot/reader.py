@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from infinipot import distill
+from infinipot.graphs import new_pot
 from infinipot.host import Host
 from infinipot.observe import reserve
 from infinipot.options import PotConfig
@@ -57,7 +58,7 @@ class Reader:
         self.host, self.config = host, dataclasses.replace(config, chunk_tokens=chunk)
         self.policy = POLICIES[config.policy]()
         self.needs = self.policy.needs(config.novelty)
-        self.pot = host.new_pot(self._layout())
+        self.pot = new_pot(host, self._layout())
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         """Policy `truncate`: the newest ids, not read before an answer needs them."""
         self.skipped = 0

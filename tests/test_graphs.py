@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
@@ -86,3 +88,44 @@ def test_recorded_answers(keep: bool) -> None:
     assert one.pot.steps or not keep
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
+
+
+@pytest.mark.parametrize("options", [pytest.param(options, marks=gpu) for options in ({}, {"novelty": 0.0, "catalyst": "plain"})])
+def test_a_new_pot_takes_the_place_of_one_that_was_dropped(options: dict) -> None:
+    one, other = gpu_pair("llama", torch.float32, **options)
+    before: list[int] = []
+    for seed in range(4):
+        mine, yours = (Session(session.host, None, session.config) for session in (one, other))
+        said = []
+        for session in (mine, yours):
+            session.append(random_ids(400 - 50 * seed, seed=seed), question=CATALYST)
+            said.append(list(session.stream_ids(random_ids(6), max_tokens=20, pick=greedy, stop_ids=set())))
+        assert said[0] == said[1]
+        assert kept(mine) == kept(yours)
+        assert_close("logits", mine.logits, yours.logits)
+        assert mine.stats == dataclasses.replace(yours.stats, timings=mine.stats.timings)
+        slots = [layer.slots[0].data.data_ptr() for layer in mine.pot.bounded]
+        assert slots == (before or slots), "the same memory again"
+        before = slots
+        del mine
+
+
+METHODS = ["full", "h2o", "tova", "snapkv", "truncate"]
+
+
+@pytest.mark.parametrize("policy", [pytest.param(policy, marks=gpu) for policy in METHODS])
+def test_answers_of_every_method_are_recorded(policy: str) -> None:
+    """Also of those that remember attention, which an answer that is forgotten again does not need, and without a bound."""
+    one, other = gpu_pair("llama", torch.float32, policy=policy)
+    one.host.first_graph = None
+    said = []
+    for session in (one, other):
+        session.append(random_ids(1000, seed=1))
+        before = kept(session)
+        said.append([list(session.stream_ids(random_ids(6, seed=seed), max_tokens=25, pick=greedy, stop_ids=set())) for seed in range(2)])
+        assert kept(session) == before
+        session.append(random_ids(500, seed=2))
+    assert said[0] == said[1]
+    assert kept(one) == kept(other)
+    assert_close("logits", one.logits, other.logits)
+    assert one.host.first_graph is not None, "something was recorded"
