@@ -47,8 +47,10 @@ class PotConfig:
     novelty: float = 0.5
     """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
     catalyst: str | None = None
-    """`question`, `general`, `general-1`, `general-2`, `unrelated`, `repeat`, `plain`, or a prompt of your own (a text of several words).
-    None: the policy's own, else the question where one is known, else `general`."""
+    """`question`, `general`, `general-1`, `general-2`, `facts`, `unrelated`, `repeat`, `plain`, or a prompt of your own (a text of several
+    words). None: the policy's own, else the question where one is known, else `general`."""
+    begun: str | None = None
+    """First words of an answer, read behind the catalyst, so that it looks for what follows them. None: the catalyst's own, if any."""
     sinks: int | None = None
     """First entries after the pinned ones that always stay, counted in distill_to."""
     recent: int | None = None
@@ -104,10 +106,10 @@ class PotConfig:
                 )
 
     def _check_names(self) -> None:
-        for name in ("policy", "gqa", "prefill", "pool_kind", "pot_dtype", "catalyst"):
+        for name in ("policy", "gqa", "prefill", "pool_kind", "pot_dtype", "catalyst", "begun"):
             value = getattr(self, name)
-            if not isinstance(value, str) and not (value is None and name in ("pool_kind", "pot_dtype", "catalyst")):
-                raise TypeError(f"{name}={value!r} is not allowed: it must be a name" + (" or a text" if name == "catalyst" else ""))
+            if not isinstance(value, str) and not (value is None and name in ("pool_kind", "pot_dtype", "catalyst", "begun")):
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a name" + " or a text" * (name in ("catalyst", "begun")))
         if not isinstance(self.layer_budget, (str, tuple)):
             raise TypeError(f"layer_budget={self.layer_budget!r} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
         known("policy", self.policy, POLICIES)

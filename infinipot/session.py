@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import files
 from infinipot.answering import Answer, Turn, answer
-from infinipot.catalyst import PRESETS
+from infinipot.catalyst import BEGUN, PRESETS
 from infinipot.decoding import Sampler, end_tokens
 from infinipot.host import Host
 from infinipot.options import PotConfig, Sampling
@@ -122,11 +122,11 @@ class Session:
             raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
         if kind == "plain":
             catalyst = self.pot.newest
-        elif kind == "question" and question is not None:
-            ids = question if isinstance(question, str) else checked(question, self.host.vocabulary)
-            catalyst = self._reader.tensor(dialogue.catalyst(ids))
         else:
-            catalyst = self._reader.tensor(dialogue.catalyst(PRESETS.get(kind, kind)))
+            prompt = question if kind == "question" and question is not None else PRESETS.get(kind, kind)
+            prompt = prompt if isinstance(prompt, str) else checked(prompt, self.host.vocabulary)
+            begun = BEGUN.get(kind, "") if self.config.begun is None else self.config.begun
+            catalyst = self._reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(begun))
         self._reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
         return catalyst
 

@@ -225,13 +225,26 @@ def test_a_session_without_a_tokenizer() -> None:
     assert one.stats.peak_entries <= 64
 
 
-@pytest.mark.parametrize("catalyst", ["general", "general-1", "general-2", "unrelated", "plain", "question", "List every name and number."])
+@pytest.mark.parametrize("catalyst", ["general", "general-1", "general-2", "facts", "unrelated", "plain", "question", "List every name and number."])
 def test_every_catalyst(catalyst: str) -> None:
     one = session(PotConfig(pot_size=300, distill_to=60, catalyst=catalyst))
     one.append(TEXT, question="Who?" if catalyst == "question" else None)
     assert one.stats.distillations >= 2
     assert one.stats.peak_entries <= 300
     assert one.ask("Who?", max_tokens=3) is not None
+
+
+def test_the_catalyst_ends_in_a_begun_answer() -> None:
+    def catalyst(**options) -> str:
+        one = session(PotConfig(pot_size=300, distill_to=60, **options))
+        one.append(TEXT, question="Who?")
+        return one.tokenizer.decode(one._reader.usual[0])
+
+    plain = catalyst()
+    assert "Who?" in plain
+    assert catalyst(begun="It was ") == plain + "It was "
+    assert catalyst(catalyst="facts").endswith("1. ")
+    assert not catalyst(catalyst="facts", begun="").endswith("1. ")
 
 
 def test_no_chat_template() -> None:

@@ -105,8 +105,9 @@ POT = (
     option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
     option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
     option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
-    option("catalyst", str, "question, general, general-1, general-2, unrelated, repeat, plain, or a prompt of your own. "
+    option("catalyst", str, "question, general, general-1, general-2, facts, unrelated, repeat, plain, or a prompt of your own. "
            "[default: the policy's, else the question if there is one, else general]"),
+    option("begun", str, "First words of an answer, read behind the catalyst, which then looks for what follows. [default: the catalyst's]"),
     option("context_reset", bool, "Positions start again at 0 after a distillation (default), or grow for ever.",
            "--context-reset/--no-context-reset"),
     option("sinks", int, "First entries that always stay. [default: the policy's]"),
