@@ -70,8 +70,9 @@ def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
 
 
 def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
-    """Run everything once, on a text that is distilled if the longest is; compilers and allocators have then done their first work."""
-    reading.measured(host, config, ids[: config.pot_size + config.pot_size // 4], task.batch, 8)
+    """Run everything once, on a text that is distilled several times if the longest is; compilers, allocators and recordings have then done
+    their first work."""
+    reading.measured(host, config, ids[: 4 * config.pot_size], task.batch, 8)
     if task.stock:
         stock.measured(host.model, ids[:512], task.batch, 8)
 

@@ -49,10 +49,13 @@ def answer(session: Session, rows: int, tokens: int) -> float:
 
 
 def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
-    """One row of the table: a text read, then one answer, then `batch` together."""
+    """One row of the table: a text read and answered into the pot, as the command line does; then the pace of an answer, and of `batch`
+    together, each from a copy of the pot that its question did not shape."""
     with peak(host.device) as whole:
         session, row = read(host, config, ids)
-        row["decode_tps"] = answer(session, 1, tokens)
+        for _ in session.stream_ids([1] * PROMPT, max_tokens=PROMPT, pick=greedy, stop_ids=set(), keep=True):
+            pass
+    row["decode_tps"] = answer(session, 1, tokens)
     several: dict[str, Any] = {"batch_tps": None, "batch_peak_bytes": None}
     if batch > 1:
         with peak(host.device) as most:
