@@ -72,9 +72,16 @@ class Receiving:
             await ask(engine, lambda: setattr(filling, "complete", True))
             while not isinstance(event := await self.mailbox.next(), Done):
                 pass
-            return event.report
+            return event.report if filling.expendable else await announced(self.serving, filling.name, event.report)
         finally:
             engine.call(lambda: engine.cancel(filling))
+
+
+async def announced(serving: Serving, name: str, about: dict[str, Any]) -> dict[str, Any]:
+    """A pot that is ready. Where other servers share the folder it is written at once: they are asked about it, too."""
+    if serving.settings.shared:
+        await asyncio.wrap_future(await ask(serving.engine, lambda: serving.pots.save(name)))
+    return about
 
 
 @router.post("", status_code=201)
@@ -84,7 +91,7 @@ async def create(body: NewPot, serving: Served) -> dict[str, Any]:
     if (body.text is None) == (session is None):
         raise Refusal(400, "give either a text, or the session of a conversation", param="text")
     if session is not None:
-        return await ask(serving.engine, lambda: serving.pots.name(name, session, replace))
+        return await announced(serving, name, await ask(serving.engine, lambda: serving.pots.name(name, session, replace)))
 
     async def whole() -> AsyncIterator[str]:
         yield body.text or ""
