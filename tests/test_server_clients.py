@@ -29,7 +29,8 @@ def test_llamaindex(server: Live) -> None:
     like = pytest.importorskip("llama_index.llms.openai_like", reason="llama-index-llms-openai-like is not installed")
     from llama_index.core.llms import ChatMessage
 
-    llm = like.OpenAILike(model="tiny", api_base=f"{server.url}/v1", api_key="none", is_chat_model=True, max_tokens=12)
+    address = {"model": "tiny", "api_base": f"{server.url}/v1", "api_key": "none", "is_chat_model": True}
+    llm = like.OpenAILike(**address, max_tokens=12, temperature=0)
     said = [ChatMessage(role="user", content="Hello")]
     whole = llm.chat(said)
     assert whole.message.content == server.chat("Hello").choices[0].message.content
@@ -38,9 +39,7 @@ def test_llamaindex(server: Live) -> None:
     more = llm.chat([*said, whole.message, ChatMessage(role="user", content="More")])
     assert more.raw.usage.prompt_tokens_details.cached_tokens > 0
     server.http.put("/v1/pots/book", content=b"The keeper hid the letter. " * 30)
-    asked = like.OpenAILike(
-        model="tiny", api_base=f"{server.url}/v1", api_key="none", is_chat_model=True, additional_kwargs={"extra_body": {"pot": "book"}}
-    )
+    asked = like.OpenAILike(**address, additional_kwargs={"extra_body": {"pot": "book"}})
     assert asked.chat(said).raw.usage.prompt_tokens_details.cached_tokens > 500
 
 
