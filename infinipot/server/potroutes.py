@@ -35,7 +35,7 @@ class Receiving:
 
     def __init__(self, serving: Serving, name: str, given: schema.FillOptions) -> None:
         self.serving, self.engine, self.mailbox, self.replace = serving, serving.engine, Mailbox(), given.replace
-        self.roomy = asyncio.Event()
+        self.roomy, self.begun, self.system = asyncio.Event(), False, given.system
         config = config_of(given, serving.settings.config)
         self.filling = Filling(config, name, given, self.mailbox.send, self._read)
 
@@ -46,7 +46,12 @@ class Receiving:
 
     async def feed(self, text: str) -> None:
         """Hand on a piece of text; returns when there is room for more, or when the reading has failed."""
-        ids = await asyncio.to_thread(self.engine.words.ids, text)
+        words, first = self.engine.words, bool(text) and not self.begun
+        self.begun = self.begun or first
+        try:
+            ids = await asyncio.to_thread(words.first, text, self.system) if first else await asyncio.to_thread(words.ids, text)
+        except ValueError as problem:
+            raise Refusal(400, str(problem), param="system") from None
         await ask(self.engine, lambda: self.filling.feed(ids))
         while self.filling.waiting_tokens > AHEAD_TOKENS and self.mailbox.events.empty():
             self.roomy.clear()
