@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 # OLDEST=1 (with a VENV of its own) tests on the oldest transformers supported instead of the newest.
 TRANSFORMERS = transformers==$(if $(OLDEST),5.17.0,5.24.0)
 
-.PHONY: demo test quantised lint types check docs dist clean
+.PHONY: demo test quantised ray lint types check docs dist clean
 demo: $(VENV)/ready
 	@$(BIN)/python demo/demo.py
 
@@ -18,6 +18,12 @@ test: $(VENV)/ready
 quantised: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchao
 	$(BIN)/python -m pytest -q tests/test_quantised_weights.py; status=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao; exit $$status
+
+# the server as replicas on a cluster: Ray is some 400 MB, so it has an environment of its own
+ray:
+	$(MAKE) VENV=$(VENV)-ray $(VENV)-ray/ready
+	$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[ray]'
+	$(VENV)-ray/bin/python -m pytest -q tests/test_server_ray.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

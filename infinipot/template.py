@@ -100,15 +100,18 @@ class Dialogue:
         before = whole.rstrip(" ")
         return before or "\n", whole[len(before) :]
 
+    def asked(self, question: str) -> tuple[str, str]:
+        """What a question stands behind, and its own text with what leads to it."""
+        before, spaces = self.place()
+        if self.template.strips:
+            question = question.rstrip() if self.in_text else question.strip()
+        return before, (self.template.gap if self.in_text else spaces) + question if question else ""
+
     def question(self, question: str | list[int] | None) -> list[int]:
         """From what was read to where the answer begins. Ids are taken as they are."""
         if isinstance(question, list):
             return question
-        question, (before, spaces) = question or "", self.place()
-        if self.template.strips:
-            question = question.rstrip() if self.in_text else question.strip()
-        if question:
-            question = (self.template.gap if self.in_text else spaces) + question
+        before, question = self.asked(question or "")
         asked = fragment(self.tokenizer, question, before) if self.tokenizer is not None and question else self.ids(question)
         return self.opening() + asked + self.ids(self.template.ask)
 

@@ -76,6 +76,11 @@ def live(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Liv
         assert not thread.is_alive()
 
 
+def free_port() -> int:
+    with bound("127.0.0.1", 0) as place:
+        return int(place.getsockname()[1])
+
+
 def document() -> dict[str, Any]:
     """The server's OpenAPI document, without a server."""
     return create_app(Serving("tiny", tiny, Settings())).openapi()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -192,7 +193,17 @@ def test_tokenize_models_and_metrics(server: Live) -> None:
     before = server.gauge("infinipot_tokens_generated_total")
     server.chat("Hello", max_tokens=7)
     server.wait("infinipot_tokens_generated_total", before + 7)
-    assert server.http.get("/docs").status_code == server.http.get("/").status_code == 200
+    assert server.http.get("/").status_code == 200
+
+
+def test_pages_name_no_other_host(server: Live) -> None:
+    for page in ("/", "/docs"):
+        reply = server.http.get(page)
+        assert reply.headers["content-security-policy"].startswith("default-src 'self'")
+        files = re.findall(r'(?:src|href)="(/page/[^"]+)"', reply.text)
+        assert files
+        for text in (reply.text, *(server.http.get(path).text for path in files)):
+            assert re.findall(r"(?:https?:)?//[\w.-]+\.\w+", text.replace("http://www.w3.org/2000/svg", "")) == []
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,24 @@ def test_langchain(server: Live) -> None:
     assert "".join(chunk.content for chunk in chat.stream([("user", "Hello")])) == whole.content
 
 
+def test_llamaindex(server: Live) -> None:
+    like = pytest.importorskip("llama_index.llms.openai_like", reason="llama-index-llms-openai-like is not installed")
+    from llama_index.core.llms import ChatMessage
+
+    address = {"model": "tiny", "api_base": f"{server.url}/v1", "api_key": "none", "is_chat_model": True}
+    llm = like.OpenAILike(**address, max_tokens=12, temperature=0)
+    said = [ChatMessage(role="user", content="Hello")]
+    whole = llm.chat(said)
+    assert whole.message.content == server.chat("Hello").choices[0].message.content
+    assert "".join(chunk.delta for chunk in llm.stream_chat(said)) == whole.message.content
+    assert llm.complete("Hello").text == whole.message.content
+    more = llm.chat([*said, whole.message, ChatMessage(role="user", content="More")])
+    assert more.raw.usage.prompt_tokens_details.cached_tokens > 0
+    server.http.put("/v1/pots/book", content=b"The keeper hid the letter. " * 30)
+    asked = like.OpenAILike(**address, additional_kwargs={"extra_body": {"pot": "book"}})
+    assert asked.chat(said).raw.usage.prompt_tokens_details.cached_tokens > 500
+
+
 def test_lm_eval(server: Live, tmp_path: Path) -> None:
     completions = pytest.importorskip("lm_eval.models.openai_completions", reason="lm-eval is not installed")
     from lm_eval.api.instance import Instance

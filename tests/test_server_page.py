@@ -105,6 +105,23 @@ def test_on_a_phone(shown: Page) -> None:
     assert not shown.errors
 
 
+def test_the_description_of_the_interface(server: Live, tmp_path: Path) -> None:
+    with page(f"{server.url}/docs", tmp_path) as here:
+        here.look(1280, 800)
+        here.until("document.querySelectorAll('details').length > 10")
+        paths = server.http.get("/openapi.json").json()["paths"]
+        shown = here.run("[...document.querySelectorAll('summary')].map(s => [s.children[0].textContent, s.children[1].textContent])")
+        assert shown == [[method.upper(), path] for path, operations in paths.items() for method in operations]
+        chat = "[...document.querySelectorAll('details')].find(d => d.textContent.includes('/v1/chat/completions'))"
+        here.run(f"{chat}.open = true")
+        text = here.run(f"{chat}.innerText")
+        for part in ("messages required", "pot_size", "Entries of the pot; not above the server's.", "400", "Answer the last message"):
+            assert part in text
+        hosts = here.run("[...new Set(performance.getEntriesByType('resource').map(e => new URL(e.name).origin))]")
+        assert hosts == [server.url]
+        assert not here.errors
+
+
 def test_errors_are_told(server: Live, shown: Page) -> None:
     shown.run(SPOIL)
     shown.run("document.getElementById('question').focus()")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from live import CONFIG, Live, live, tiny
 
-from infinipot import Session
+from infinipot import Session, files
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 
@@ -160,6 +160,25 @@ def test_conversations_leave_memory_and_come_back(tmp_path: Path) -> None:
         for name in ("Emil", "Fay", "Gus", "Hal", "Ida"):
             here.chat(f"I am {name}")
         assert len(list((tmp_path / "conversations").iterdir())) <= 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_saving_never_looks_at_the_model_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    looked: list[str] = []
+    with live({"max_sessions": 2, "pot_dir": tmp_path, "shared": shared}) as here:
+        real = files.model_identity
+        monkeypatch.setattr(files, "model_identity", lambda model: looked.append(threading.current_thread().name) or real(model))
+        fill(here, "one", LONG[:300])
+        assert here.http.post("/v1/pots/one/save").status_code == here.http.post("/v1/pots/one/restore").status_code == 200
+        said = ["Remember me", here.chat("Remember me", session="mine").choices[0].message.content]
+        for name in ("Anna", "Ben", "Carl"):  # what was there leaves memory
+            here.chat(f"I am {name}")
+        assert here.chat(*said, "And now?", session="mine").usage.prompt_tokens_details.cached_tokens > 0  # and comes back
+        here.http.post("/v1/pots", json={"name": "kept", "session": "mine"})
+        assert here.chat("Who?", pot="one").usage.prompt_tokens_details.cached_tokens > 0
+        before = len(list((tmp_path / "conversations").iterdir()))
+    assert len(list((tmp_path / "conversations").iterdir())) > before  # the end wrote some, too
+    assert looked == []
 
 
 def test_named_pots_without_a_folder_stay_until_they_are_deleted() -> None:

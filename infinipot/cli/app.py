@@ -171,12 +171,22 @@ def serve(
     max_sessions: Annotated[int, typer.Option("--max-sessions", metavar="N", help="Pots in memory, those in use among them.")] = 8,
     queue: Annotated[int, typer.Option("--queue", metavar="N", help="Requests that may wait; more are refused.")] = 64,
     max_body_mb: Annotated[int, typer.Option("--max-body-mb", metavar="N", help="Largest request; streamed texts have no limit.")] = 64,
+    ray: Annotated[
+        Optional[str], typer.Option("--ray", metavar="ADDRESS", help="Serve from a Ray cluster: its address, or local for one on this machine.")
+    ] = None,
+    replicas: Annotated[
+        Optional[int], typer.Option("--replicas", metavar="N", help="With --ray: how many times the model is loaded. [default: 1]")
+    ] = None,
+    max_replicas: Annotated[
+        Optional[int], typer.Option("--max-replicas", metavar="N", help="With --ray: as many as are needed, from --replicas up to this.")
+    ] = None,
 ) -> int:
     """Serve the OpenAI API, and a web page, with every conversation in a pot of fixed size."""
     from infinipot.cli import serve
 
+    cluster = {"ray": ray, "replicas": replicas, "max_replicas": max_replicas}
     options = {"pot_dir": pot_dir, "max_sessions": max_sessions, "queue": queue}
-    serve.run(given, model, host=host, port=port, api_key=api_key, max_body_mb=max_body_mb, **options)
+    serve.run(given, model, host=host, port=port, api_key=api_key, max_body_mb=max_body_mb, cluster=cluster, **options)
     return 0
 
 

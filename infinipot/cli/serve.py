@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import logging
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +15,14 @@ from infinipot.cli.console import BadUse, say
 from infinipot.cli.options import Given
 
 if TYPE_CHECKING:
+    from infinipot.server.cluster import Cluster
     from infinipot.server.engine import Settings
 
 MAX_TOKENS = 1024
 """Most tokens of an answer whose request names no number."""
 
 
-def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None) -> Settings:
+def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, shared: bool) -> Settings:
     from infinipot.options import PotConfig, Sampling, within
     from infinipot.server.engine import Settings
 
@@ -35,7 +39,9 @@ def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | 
         if not os.access(pot_dir, os.W_OK):
             raise BadUse(f"cannot use --pot-dir {pot_dir}: it cannot be written to")
     sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling)})
-    return Settings(config=config, sampling=sampling, max_sessions=max_sessions, queue=queue, pot_dir=pot_dir)
+    return Settings(
+        config=config, sampling=sampling, max_sessions=max_sessions, queue=queue, pot_dir=pot_dir, shared=shared and pot_dir is not None
+    )
 
 
 def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
@@ -58,19 +64,67 @@ def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
     return load
 
 
-def run(given: Given, model: str, *, host: str, port: int, api_key: str | None, max_body_mb: int, **options: Any) -> None:
+def run(
+    given: Given,
+    model: str,
+    *,
+    host: str,
+    port: int,
+    api_key: str | None,
+    max_body_mb: int,
+    cluster: dict[str, Any],
+    **options: Any,
+) -> None:
+    """cluster: the options --ray, --replicas and --max-replicas, by name."""
+    ray, replicas, most = cluster["ray"], cluster["replicas"], cluster["max_replicas"]
+    if ray is None and (replicas, most) != (None, None):
+        raise BadUse("--replicas and --max-replicas are for a Ray cluster: give --ray, too")
     try:
         from infinipot.server.run import bound, serve
         from infinipot.server.serving import Serving
     except ModuleNotFoundError as problem:
         raise BadUse(f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'") from None
     logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
-    settings = settings_of(given, **options)
+    settings = settings_of(given, shared=ray is not None, **options)
+    limits: dict[str, Any] = {"api_key": api_key or None, "max_body_bytes": max_body_mb << 20}
+    start: Callable[[socket.socket], None]
+    if ray is None:
+        start = functools.partial(serve, Serving(model, loader(given, model), settings, **limits))
+    else:
+        where = cluster_of(given, ray, 1 if replicas is None else replicas, most)
+        start = functools.partial(on_ray, given, model, settings, limits, where, host)
     place = bound(host, port)
-    serving = Serving(model, loader(given, model), settings, api_key=api_key or None, max_body_bytes=max_body_mb << 20)
     if not given["quiet"]:
         address, number = place.getsockname()[:2]
         say(f"http://{f'[{address}]' if ':' in address else address}:{number} (loading {model}; Ctrl-C stops)")
         if address not in ("127.0.0.1", "::1") and not api_key:
             say("anybody who can reach this address can use it: --api-key would ask for a key")
-    serve(serving, place)
+    start(place)
+
+
+def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> Cluster:
+    from infinipot.options import within
+
+    within("replicas", replicas, 1)
+    if most is not None:
+        within("max-replicas", most, replicas)
+    try:
+        from infinipot.server.cluster import Cluster
+    except ModuleNotFoundError as problem:
+        raise BadUse(f"--ray needs {problem.name}, which is not installed: pip install 'infinipot[serve,ray]'") from None
+    return Cluster(address, replicas, most, gpus=str(given["device"] or "cuda").startswith("cuda"))
+
+
+def on_ray(given: Given, model: str, settings: Settings, limits: dict[str, Any], cluster: Cluster, host: str, place: socket.socket) -> None:
+    """Serve from replicas, whose processes have other folders to start from."""
+    from infinipot.server.cluster import run
+    from infinipot.server.serving import Serving
+
+    port = place.getsockname()[1]
+    place.close()  # it is free: Ray listens there
+    model = str(Path(model).resolve()) if Path(model).exists() else model
+    if settings.pot_dir is not None:
+        settings = dataclasses.replace(settings, pot_dir=settings.pot_dir.resolve())
+    make = functools.partial(Serving, model, loader(given, model), settings, **limits)
+    ready = "" if given["quiet"] else f"{model} is ready"
+    run(make, cluster, host=host, port=port, busy=settings.max_sessions, ready=lambda: say(ready) if ready else None)

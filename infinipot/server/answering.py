@@ -150,7 +150,7 @@ class Answering(Work):
     def keep(self, shelf: Shelf) -> None:
         if not self.kept or not self._settle():
             return
-        ids = self.prompt.ids + self.words.ids(self.text)
+        ids = self.prompt.ids + self.words.said(self.text, self.prompt.place)
         (key,) = digests(self.scope, ids, [len(ids)])
         shelf.put(Held(self.own, key, Behind(self.system, self.templated, in_text=False, answered=True), label=self.label))
         if self.parent is not None:
@@ -162,7 +162,7 @@ class Answering(Work):
         What was generated may stand for the same text in other ids, or go on behind a stop text. Then the answer is read again as the client
         will send it, unless a distillation has mixed it with the rest.
         """
-        ids = self.words.ids(self.text)
+        ids = self.words.said(self.text, self.prompt.place)
         if ids == self.said:
             return True
         pot, mark = self.own.pot, self._mark

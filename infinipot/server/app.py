@@ -209,6 +209,7 @@ def create_app(serving: Serving) -> FastAPI:
         version=__version__,
         summary="An OpenAI-compatible server whose conversations live in pots of fixed size.",
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages take their scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
     )

@@ -45,6 +45,8 @@ class Settings:
     pot_dir: Path | None = None
     pot_files: int = 256
     """Conversations on disk; the oldest are deleted."""
+    shared: bool = False
+    """Whether other servers with the same model use pot_dir, too."""
 
 
 class Engine:

@@ -1,4 +1,4 @@
-"""The web page at /: files beside this one, nothing from elsewhere."""
+"""The web pages at / and /docs: files beside this one, nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -17,4 +17,13 @@ files = StaticFiles(directory=FOLDER)
 
 @router.get("/", include_in_schema=False)
 async def index() -> FileResponse:
-    return FileResponse(FOLDER / "index.html", headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
+    return own("index.html")
+
+
+@router.get("/docs", include_in_schema=False)
+async def docs() -> FileResponse:
+    return own("docs.html")
+
+
+def own(name: str) -> FileResponse:
+    return FileResponse(FOLDER / name, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})

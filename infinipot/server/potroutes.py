@@ -35,7 +35,7 @@ class Receiving:
 
     def __init__(self, serving: Serving, name: str, given: schema.FillOptions) -> None:
         self.serving, self.engine, self.mailbox, self.replace = serving, serving.engine, Mailbox(), given.replace
-        self.roomy = asyncio.Event()
+        self.roomy, self.begun, self.system = asyncio.Event(), False, given.system
         config = config_of(given, serving.settings.config)
         self.filling = Filling(config, name, given, self.mailbox.send, self._read)
 
@@ -46,7 +46,12 @@ class Receiving:
 
     async def feed(self, text: str) -> None:
         """Hand on a piece of text; returns when there is room for more, or when the reading has failed."""
-        ids = await asyncio.to_thread(self.engine.words.ids, text)
+        words, first = self.engine.words, bool(text) and not self.begun
+        self.begun = self.begun or first
+        try:
+            ids = await asyncio.to_thread(words.first, text, self.system) if first else await asyncio.to_thread(words.ids, text)
+        except ValueError as problem:
+            raise Refusal(400, str(problem), param="system") from None
         await ask(self.engine, lambda: self.filling.feed(ids))
         while self.filling.waiting_tokens > AHEAD_TOKENS and self.mailbox.events.empty():
             self.roomy.clear()
@@ -72,9 +77,16 @@ class Receiving:
             await ask(engine, lambda: setattr(filling, "complete", True))
             while not isinstance(event := await self.mailbox.next(), Done):
                 pass
-            return event.report
+            return event.report if filling.expendable else await announced(self.serving, filling.name, event.report)
         finally:
             engine.call(lambda: engine.cancel(filling))
+
+
+async def announced(serving: Serving, name: str, about: dict[str, Any]) -> dict[str, Any]:
+    """A pot that is ready. Where other servers share the folder it is written at once: they are asked about it, too."""
+    if serving.settings.shared:
+        await asyncio.wrap_future(await ask(serving.engine, lambda: serving.pots.save(name)))
+    return about
 
 
 @router.post("", status_code=201)
@@ -84,7 +96,7 @@ async def create(body: NewPot, serving: Served) -> dict[str, Any]:
     if (body.text is None) == (session is None):
         raise Refusal(400, "give either a text, or the session of a conversation", param="text")
     if session is not None:
-        return await ask(serving.engine, lambda: serving.pots.name(name, session, replace))
+        return await announced(serving, name, await ask(serving.engine, lambda: serving.pots.name(name, session, replace)))
 
     async def whole() -> AsyncIterator[str]:
         yield body.text or ""

@@ -9,7 +9,7 @@ from typing import Any
 from infinipot.server.engine import Engine
 from infinipot.server.filling import Filling, view
 from infinipot.server.refusal import Refusal
-from infinipot.server.shelf import Held, content_of, header_of, opened, unknown
+from infinipot.server.shelf import Held, content_of, header_of, opened, stamp_of, unknown
 from infinipot.server.words import Behind
 
 
@@ -106,7 +106,7 @@ class Pots:
         def write() -> dict[str, Any]:
             if held is not None:
                 held.session.save(path, origin=self.engine.seats.origin)
-                held.saved = True
+                held.stamp, held.saved = stamp_of(path), True
             return {"name": name, "object": "pot", "state": "saved", "file_bytes": path.stat().st_size}
 
         return self.engine.disk.submit(write)

@@ -28,7 +28,7 @@ class Seats:
 
     def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
         self.engine, self.tokenizer = engine, tokenizer
-        self.shelf = Shelf(engine.settings.pot_dir, engine.settings.pot_files)
+        self.shelf = Shelf(engine.settings.pot_dir, engine.settings.pot_files, engine.settings.shared)
         self.origin = origin(engine.host.model, tokenizer)  # once: the disk's thread must not look at the model while it reads
         self.busy = False
         """Whether the disk is being waited for."""

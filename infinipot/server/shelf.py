@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import hashlib
 import re
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from infinipot.session import Session
 
 SUFFIX = ".pot.safetensors"
 CONVERSATION = re.compile(r"^([0-9]+)-([0-9a-f]{64})$")
+ABANDONED_S = 3600
+"""In a folder that other servers use, too, a file that is this old and still not whole is nobody's any more."""
 
 
 def scope_of(config: PotConfig, templated: bool, pot: str = "", label: str = "") -> str:
@@ -58,22 +62,40 @@ class Held:
     """A named pot that may be lost."""
     stuck: bool = False
     """Writing it to disk failed: it cannot leave memory."""
+    stamp: tuple[int, int] | None = None
+    """A named pot that is saved: which file it is the same as."""
 
 
 class Shelf:
-    """Pots in memory, the least recently used first, and an index of those on disk. Only the engine's thread touches it."""
+    """Pots in memory, the least recently used first, and an index of those on disk. Only the engine's thread touches it.
 
-    def __init__(self, folder: Path | None, files: int) -> None:
-        self.folder, self.files = folder, files
+    shared: other servers use the folder, too, so that files come, change and go by themselves.
+    """
+
+    def __init__(self, folder: Path | None, files: int, shared: bool = False) -> None:
+        self.folder, self.files, self.shared = folder, files, shared and folder is not None
         self.held: list[Held] = []
         self.on_disk: dict[tuple[int, str], Path] = {}
+        self._indexed = 0
+        """When the folder of conversations had last changed as it was looked at; 0 if it may have changed since."""
         if folder is not None:
             self.conversations.mkdir(parents=True, exist_ok=True)
-            for part in (*folder.glob(".*.part"), *self.conversations.glob(".*.part")):
-                part.unlink(missing_ok=True)  # what a server that was killed left behind
-            for path in sorted(self.conversations.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
-                if match := CONVERSATION.match(path.name.removesuffix(SUFFIX)):
-                    self.on_disk[int(match[1]), match[2]] = path
+            before = time.time() - ABANDONED_S if shared else float("inf")
+            for part, changed in by_age((*folder.glob(".*.part"), *self.conversations.glob(".*.part"))):
+                if changed < before:
+                    part.unlink(missing_ok=True)  # what a server that was killed left behind
+            self._index()
+
+    def _index(self) -> None:
+        """Note which conversations are on disk, the oldest first."""
+        changed = self.conversations.stat().st_mtime_ns
+        if changed == self._indexed:
+            return
+        self._indexed = changed if time.time_ns() - changed > 10**9 else 0  # clocks of file systems are coarse
+        self.on_disk = {}
+        for path, _ in by_age(self.conversations.glob(f"*{SUFFIX}")):
+            if match := CONVERSATION.match(path.name.removesuffix(SUFFIX)):
+                self.on_disk[int(match[1]), match[2]] = path
 
     @property
     def conversations(self) -> Path:
@@ -84,6 +106,8 @@ class Shelf:
 
     def find(self, scope: str, ids: list[int]) -> Held | Path | None:
         """The pot that has read the longest beginning of these ids, leaving at least the last one to be read."""
+        if self.shared:
+            self._index()
         there = {held.key: held for held in self.held if held.name is None}
         keys = digests(scope, ids[:-1], [count for count, _ in (*there, *self.on_disk)])
         for key in reversed(keys):
@@ -150,14 +174,19 @@ class Shelf:
         return path.name.removesuffix(SUFFIX) if path.parent == self.folder else None
 
     def named(self, name: str) -> Held | None:
-        return next((held for held in self.held if held.name == name), None)
+        """The named pot in memory. In a shared folder one whose file is gone, or another's by now, is no longer that pot."""
+        held = next((held for held in self.held if held.name == name), None)
+        if held is None or not (self.shared and held.saved) or held.stamp == stamp_of(self.path(name)):
+            return held
+        self.held.remove(held)
+        return None
 
     def exists(self, name: str) -> bool:
         path = self.path(name)
         return self.named(name) is not None or (path is not None and path.is_file())
 
     def names(self) -> list[str]:
-        there = {held.name for held in self.held if held.name is not None}
+        there = {held.name for held in list(self.held) if held.name is not None and self.named(held.name) is not None}
         if self.folder is not None:
             there |= {path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}")}
         return sorted(there)
@@ -168,6 +197,24 @@ class Shelf:
         self.held = [held for held in self.held if held.name != name]
         if (path := self.path(name)) is not None:
             path.unlink(missing_ok=True)
+
+
+def by_age(paths: Iterable[Path]) -> list[tuple[Path, float]]:
+    """Files and when they were written, the oldest first. One that another server deletes meanwhile is left out."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append((path, path.stat().st_mtime))
+    return sorted(found, key=lambda one: one[1])
+
+
+def stamp_of(path: Path | None) -> tuple[int, int] | None:
+    """What tells a file from any other that had its name; None if there is none."""
+    try:
+        about = path.stat() if path is not None else None
+    except FileNotFoundError:
+        return None
+    return about and (about.st_ino, about.st_mtime_ns)
 
 
 def unknown(name: str) -> Refusal:
@@ -186,12 +233,13 @@ def content_of(session: Session) -> str:
 
 def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None, origin: Origin) -> Held:
     """A pot from its file. Raises PotFileError."""
+    stamp = stamp_of(path)  # before it is read: should it change meanwhile, it is read again
     session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens, origin=origin)
     header = describe(path)
     behind = behind_of(header)
     if name is not None:
         content = content_of(session)
-        return Held(session, (0, content), behind, name=name, content=content, saved=True)
+        return Held(session, (0, content), behind, name=name, content=content, saved=True, stamp=stamp)
     match = CONVERSATION.match(path.name.removesuffix(SUFFIX))
     assert match is not None
     return Held(session, (int(match[1]), match[2]), behind, saved=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from infinipot.generation import PROMPT_END
 from infinipot.options import PotConfig
 from infinipot.server.refusal import Refusal
 from infinipot.server.schema import Message
-from infinipot.template import Dialogue
+from infinipot.template import ANSWER, USER_1, Dialogue
 from infinipot.text import checked, encode
 
 
@@ -26,6 +27,8 @@ class Prompt:
     question: list[int]
     turn: list[int]
     """What leads from an answer to the next text."""
+    place: tuple[str, str] = ("\n", "")
+    """What an answer stands behind, and the spaces that it begins with."""
 
     @property
     def ids(self) -> list[int]:
@@ -74,8 +77,9 @@ class Words:
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self._lock = threading.Lock()
 
-    def ids(self, text: str, behind: bool = True) -> list[int]:
-        blocks = encode(self.tokenizer, [text], "\n" if behind else "")
+    def ids(self, text: str, before: str = "\n") -> list[int]:
+        """before: what the text stands behind; nothing if empty."""
+        blocks = encode(self.tokenizer, [text] if text else [], before)
         out: list[int] = []
         while True:
             with self._lock:  # block by block, so that a long text does not keep others waiting
@@ -96,9 +100,39 @@ class Words:
                 return starts
         return None
 
-    def _dialogue(self, system: str | None) -> Dialogue:
+    def first(self, text: str, system: str | None) -> list[int]:
+        """The ids of a text that begins a session. Raises ValueError if there is no place for the system prompt."""
         with self._lock:
-            return Dialogue(self.tokenizer, system, True)
+            before, spaces = Dialogue(self.tokenizer, system, True).place()
+        return self.ids(spaces + text, before) if text else []
+
+    def said(self, answer: str, place: tuple[str, str]) -> list[int]:
+        """The ids that an answer has in a conversation: those that the model said, where it says what it was taught."""
+        before, spaces = place
+        return self.ids(answer if answer.startswith(spaces) or not answer else spaces + answer, before)
+
+    def _place(self, ask: str) -> tuple[str, str]:
+        """What answers stand behind, and the spaces that the template puts between: where it ends without them, the model says them."""
+        if not self.tokenizer.chat_template or ask.endswith(" "):
+            return ask, ""
+        told = [{"role": "user", "content": USER_1}, {"role": "assistant", "content": ANSWER}]
+        before = str(self.tokenizer.apply_chat_template(told, tokenize=False)).partition(ANSWER)[0]
+        return ask or "\n", before[len(before.rstrip(" ")) :]
+
+    def _read(self, dialogue: Dialogue, parts: list[str]) -> tuple[list[int], list[int]]:
+        """A user's turn as a session would read it: the ids of all parts but the last, as a text, and those of the last, as a question."""
+        with self._lock:
+            opening, ask = dialogue.opening(), dialogue.ids(dialogue.template.ask)
+        text: list[int] = []
+        *before, last = parts
+        if whole := "\n\n".join(before):
+            behind, lead = ("\n", dialogue.template.gap) if dialogue.in_text else dialogue.place()
+            text = opening + self.ids(lead + whole, behind)
+            opening, dialogue.in_text, dialogue.answered = [], True, False
+        behind, asked = dialogue.asked(last)
+        question = opening + self.ids(asked, behind) + ask
+        dialogue.in_text, dialogue.answered = False, True
+        return text, question
 
     def chat(self, messages: list[Message], config: PotConfig, behind: Behind | None = None) -> Prompt:
         """A conversation: its last message is the question, or the last part of it, or, of a long text in one piece, its end."""
@@ -108,33 +142,35 @@ class Words:
         if behind is not None and system not in (None, behind.system):
             raise Refusal(400, "the pot has its own system prompt, read before everything else: leave this one out", param="messages")
         try:
-            dialogue = self._dialogue(behind.system if behind else system)
+            with self._lock:
+                dialogue = Dialogue(self.tokenizer, behind.system if behind else system, True)
+                head = [] if behind else dialogue.head()
+                place = self._place(dialogue.template.ask)
         except ValueError as problem:
             raise Refusal(400, str(problem), param="messages") from None
-        head = [] if behind else dialogue.head()
-        ask, turn, gap = self.ids(dialogue.template.ask), self.ids(dialogue.template.turn), dialogue.template.gap
-        text = list(turn) if behind is not None and behind.answered else []
-        lead = gap if behind is not None and behind.in_text else ""
-        for number, parts in enumerate(turns[:-1]):
-            said = "\n\n".join(parts)
-            text += ask + self.ids(said) + turn if number % 2 else self.ids(lead + said if said else "")
-            lead = ""
-        *before, last = turns[-1]
-        if not last and not before:
+        if behind is not None:
+            dialogue.in_text, dialogue.answered = behind.in_text, behind.answered
+        if not any(turns[-1]):
             raise Refusal(400, "the last message is empty: ask something", param="messages")
-        if before:
-            text, question = text + self.ids(lead + "\n\n".join(before)), self.ids(gap + last) + ask
-        else:
-            cut = len(text) - len(turn) if turn and text[-len(turn) :] == turn else len(text)
-            text, question = text[:cut], text[cut:] + self.ids(lead + last) + ask
-        return self._cut(Prompt(behind.system if behind else system, True, head, text, question, turn), config, PROMPT_END + len(ask))
+        before: list[int] = []
+        for number, parts in enumerate(turns[:-1]):
+            if number % 2:
+                before += self.said("\n\n".join(parts), place)
+            else:
+                before += itertools.chain.from_iterable(self._read(dialogue, parts))
+        text, question = self._read(dialogue, turns[-1])
+        with self._lock:
+            end = PROMPT_END + len(dialogue.ids(dialogue.template.ask))
+            turn = dialogue.opening()
+        prompt = Prompt(behind.system if behind else system, True, head, before + text, question, turn, place)
+        return self._cut(prompt, config, end)
 
     def plain(self, prompt: str | list[int], config: PotConfig, behind: Behind | None = None) -> Prompt:
         """A text to be continued: its end is the catalyst. A text alone begins with what the tokenizer puts before texts."""
         if isinstance(prompt, str):
             with self._lock:
                 first = self.tokenizer("a").input_ids[:1] if behind is None else []
-            ids = [i for i in first if i == self.tokenizer.bos_token_id] + self.ids(prompt, behind is not None)
+            ids = [i for i in first if i == self.tokenizer.bos_token_id] + self.ids(prompt, "" if behind is None else "\n")
         else:
             ids = checked(prompt, self.vocabulary)
         if not ids:
