@@ -82,13 +82,13 @@ def titled(axis: Any, title: str, *facts: str) -> None:
     axis.set_title("\n".join((title, *facts)), fontsize=9.5)
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="folder of bench.jsonl and needle*.jsonl")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figure", help="path without ending")
     parser.add_argument("--bench", metavar="MODEL", help="the model on the left")
     parser.add_argument("--needle", metavar="TEXT", default="", help="part of the name of the map on the right: model, kind, haystack, options")
-    given = parser.parse_args()
+    given = parser.parse_args(args)
     for path in draw(compared(given.results, given.bench), mapped(given.results, given.needle), given.out):
         print(path)
 

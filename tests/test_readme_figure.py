@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+pytest.importorskip("matplotlib")
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "readme_figure.py"
 PNG = b"\x89PNG"
 
@@ -40,9 +40,19 @@ def write(folder: Path, name: str, records: list[dict[str, Any]]) -> None:
     (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
 
 
-def drawn(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--results", str(folder), "--out", str(folder / "out" / "figure"), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def drawn(folder: Path, *args: str) -> str:
+    """Runs the script. Returns the drawing."""
+    spec = importlib.util.spec_from_file_location("readme_figure", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main(["--results", str(folder), "--out", str(folder / "out" / "figure"), *args])
+    return (folder / "out" / "figure.svg").read_text("utf-8")
+
+
+def refused(folder: Path, *args: str) -> str:
+    with pytest.raises(SystemExit) as problem:
+        drawn(folder, *args)
+    return str(problem.value.code)
 
 
 @pytest.fixture
@@ -56,30 +66,25 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_both_panels(folder: Path) -> None:
-    child = drawn(folder)
-    assert child.returncode == 0, child.stderr
+    drawing = drawn(folder)
     assert (folder / "out" / "figure.png").read_bytes()[:4] == PNG
-    drawing = (folder / "out" / "figure.svg").read_text("utf-8")
     for part in ("large, bfloat16, a CPU", "pot of 4,096", "stock transformers", "stock runs out of memory here",
                  ">small<", "pot of 1,024, question known, 2 trials a cell", ">100<", ">50<", "90 %", ">8K<"):  # fmt: skip
         assert part in drawing, part
     assert ">16K<" not in drawing  # streaming's
     assert "first, bfloat16" not in drawing
-    chosen = drawn(folder, "--bench", "first", "--needle", "unknown")
-    assert chosen.returncode == 0, chosen.stderr
-    drawing = (folder / "out" / "figure.svg").read_text("utf-8")
+    drawing = drawn(folder, "--bench", "first", "--needle", "unknown")
     assert "first, bfloat16" in drawing and "question unknown" in drawing
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:
-    child = drawn(folder, "--bench", "alone")
-    assert child.returncode == 1
-    assert "bench.jsonl has no result of alone with the memory of stock" in child.stderr and "first, large" in child.stderr
-    child = drawn(folder, "--needle", "moby-dick")
-    assert child.returncode == 1 and "'moby-dick'" in child.stderr and "small, number in essays" in child.stderr
+    said = refused(folder, "--bench", "alone")
+    assert "bench.jsonl has no result of alone with the memory of stock" in said and "first, large" in said
+    said = refused(folder, "--needle", "moby-dick")
+    assert "'moby-dick'" in said and "small, number in essays" in said
     (folder / "needle-more.jsonl").unlink()
     (folder / "needle.jsonl").unlink()
-    assert "infinipot needle MODEL" in drawn(folder).stderr
+    assert "infinipot needle MODEL" in refused(folder)
     (folder / "bench.jsonl").unlink()
-    assert "infinipot bench MODEL --compare stock" in drawn(folder).stderr
+    assert "infinipot bench MODEL --compare stock" in refused(folder)
     assert not (folder / "out").exists()
