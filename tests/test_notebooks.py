@@ -26,7 +26,7 @@ for number, cell in enumerate(json.load(open(sys.argv[1], encoding="utf-8"))["ce
 
 def ran(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """All code cells, one after another in one new process, as a kernel would run them."""
-    known = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "TQDM_DISABLE": "1", **environment}
+    known = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", **environment}
     return subprocess.run([sys.executable, "-c", RUN, str(path)], env=known, capture_output=True, text=True, timeout=600)
 
 
