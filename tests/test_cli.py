@@ -260,6 +260,7 @@ def test_policies(run: Any) -> None:
         (["distill", "MODEL", "-f", "BOOK", "-o", "x.pot", "--catalyst", "question"], ["give one with -p"]),
         (["distill", "MODEL", "-f", "/dev/null", "-o", "x.pot"], ["/dev/null is empty"]),
         (["chat", "MODEL", "-f", "-"], ["where the messages come from"]),
+        (["chat", "./no/model", "--prefill", "whole"], ["prefill whole distils once for each answer", "ask with generate"]),
         (["info", "no/such"], ["there is no file no/such"]),
     ],
 )
@@ -308,6 +309,10 @@ def test_flag_beats_environment_beats_config_beats_default(run: Any, model: str,
     [
         ("pot_sise: 5", "unknown option 'pot_sise'; did you mean 'pot_size'?"),
         ("pot_size: [5]", "pot_size must be one value"),
+        ("layer_budget: [1, two]", "'two' is not a number (from layer_budget in the config file)"),
+        ("layer_budget: [1, 2, 3]", "layer_budget has 3 weights, but the model has 2 layers"),
+        ("layer_budget: []", "layer_budget must be one value, not []"),
+        ("layer_budget: {1: 2}", "layer_budget must be one value"),
         ("pot_size: 5.5", "'5.5' is not a whole number (from pot_size in the config file)"),
         ("- 5", "must consist of lines like"),
         ("a: [", "cannot use the config file"),
@@ -319,6 +324,96 @@ def test_config_files_that_cannot_be_used(run: Any, model: str, tmp_path: Path, 
     code, _, err = run("generate", model, "-p", "x", "--config", config)
     assert code == 2
     one_line(err, part)
+
+
+def test_weights_of_layers_as_a_list_in_a_config_file(run: Any, model: str, book: str, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    pots = [tmp_path / f"{n}.pot" for n in range(2)]
+    config.write_text("layer_budget: [2, 1.5]\n")
+    assert run("distill", model, "-f", book, *POT, "-o", pots[0], "--config", config)[0] == 0
+    assert run("distill", model, "-f", book, *POT, "-o", pots[1], "--layer-budget", "2,1.5")[0] == 0
+    configs = [json.loads(run("info", pot, "--json")[1])["config"] for pot in pots]
+    assert configs[0] == configs[1] and configs[0]["layer_budget"] == [2.0, 1.5]
+    from infinipot.cli.options import weights
+
+    assert (weights("3,"), weights("pyramid")) == ((3.0,), "pyramid")  # a list of one, and a name
+
+
+# ---------------------------------------------------------------- options that would do nothing
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (["--policy", "streaming", "--novelty", "0.3"], ["--novelty does nothing with policy streaming", "(infinipot)"]),
+        (["--group", "4"], ["--group does nothing with policy infinipot", "(self_extend)"]),
+        (["--window", "8"], ["--window does nothing with policy infinipot", "(tova, snapkv)"]),
+        (["--policy", "full", "--pot-size", "64"], ["--pot-size does nothing with policy full"]),
+        (["--policy", "truncate", "--sinks", "4"], ["--sinks does nothing with policy truncate"]),
+        (["--policy", "sirllm", "--pool", "7"], ["--pool does nothing with policy sirllm"]),
+        (["--policy", "h2o", "--catalyst", "general"], ["--catalyst does nothing with policy h2o", "(infinipot, kvzip)"]),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(run: Any, args: list[str], parts: list[str]) -> None:
+    for command in (["generate", "./no/model", "-p", "x"], ["bench", "./no/model"]):
+        code, out, err = run(*command, *args)
+        assert (code, out) == (2, "")
+        one_line(err, *parts, "leave it out")
+
+
+def test_useless_options_from_the_environment_and_the_config_file(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("neighbours: 9\n")
+    ask = ["generate", "./no/model", "-p", "x"]
+    one_line(run(*ask, "--config", config)[2], "neighbours in the config file does nothing with policy infinipot")
+    monkeypatch.setenv("INFINIPOT_GROUP", "4")
+    one_line(run(*ask)[2], "INFINIPOT_GROUP does nothing with policy infinipot")
+    one_line(run(*ask, "--policy", "self_extend", "--neighbours", 9)[2], "there is no folder ./no/model")
+
+
+def test_of_several_policies_one_must_use_an_option(run: Any, tmp_path: Path) -> None:
+    needle = ["needle", "./no/model", "-o", tmp_path / "out", "--haystack", "filler", "--lengths", 300, "--pot-size", 128]
+    code, _, err = run(*needle, "--policy", "streaming,h2o", "--novelty", 0.3)
+    assert code == 2
+    one_line(err, "--novelty does nothing with policy streaming or h2o", "(infinipot)")
+    one_line(run(*needle, "--policy", "streaming,infinipot:novelty=0,tova:window=3:novelty=0.1")[2], "novelty in 'tova:window=3:novelty=0.1'")
+    for policies in ("streaming,infinipot", "full,infinipot:novelty=0"):
+        one_line(run(*needle, "--policy", policies, "--novelty", 0.3)[2], "there is no folder ./no/model")
+
+
+def test_a_server_takes_what_a_request_may_use(run: Any) -> None:
+    pytest.importorskip("fastapi")
+    serve = ["serve", "./no/model", "--port", 0, "--max-sessions", 1]
+    one_line(run(*serve[:-2], "--group", 4)[2], "--group does nothing with policy infinipot")
+    one_line(run(*serve, "--policy", "streaming", "--novelty", 0.3)[2], "max-sessions=1")  # refused for that alone
+
+
+@pytest.mark.parametrize("policy", ["infinipot", "streaming", "sliding_window", "h2o", "tova", "snapkv", "sirllm", "keydiff", "kvzip", "random",
+                                    "truncate", "full", "self_extend"])  # fmt: skip
+def test_what_is_refused_would_have_done_nothing(policy: str) -> None:
+    """The same entries, and the same logits, whatever a refused option says."""
+    import torch
+    from helpers import CATALYST, kept, random_ids
+    from test_known_faults import CHANGES
+
+    from infinipot import PotConfig, Session
+    from infinipot.cli.useful import uses
+
+    changes = {**CHANGES, "pot_size": 64, "coverage": 0.5, "window": 5, "pool_kind": "max", "prefill": "whole", "group": 2, "neighbours": 16}
+    grown = make_tiny("llama", layers=3)
+
+    def read(**options: Any) -> tuple[Any, Any]:
+        catalyst = "question" if uses(policy, "catalyst") else None  # kvzip's own is a text, for which there is no tokenizer
+        session = Session(grown, None, PotConfig(**{"pot_size": 96, "policy": policy, "catalyst": catalyst, **options}))
+        session.append(random_ids(200), question=CATALYST)
+        return kept(session), session.logits
+
+    places, logits = read()
+    refused = [name for name in changes if not uses(policy, name)]
+    assert refused
+    for name in refused:
+        again, other = read(**{name: changes[name]})
+        assert again == places and torch.equal(other, logits), name
 
 
 # ---------------------------------------------------------------- real processes
@@ -360,6 +455,18 @@ def test_a_closed_stdout_ends_quietly(model: str) -> None:
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait(60) == 141
+
+
+def test_torchao_is_hushed_and_nothing_else(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    assert run("--version")[0] == 0
+    logging.getLogger("torchao").warning("Failed to load %s: no such symbol", "_C.so")
+    logging.getLogger("torch.utils._pytree").warning("Calling register_constant() on Enum subclasses is deprecated")
+    assert caplog.messages == []
+    logging.getLogger("torchao").warning("something else")
+    logging.getLogger("torch.utils._pytree").warning("%s is deprecated", "another thing")
+    assert caplog.messages == ["something else", "another thing is deprecated"]
 
 
 class Terminal:
@@ -466,3 +573,18 @@ def test_chat_with_piped_messages(run: Any, model: str, monkeypatch: pytest.Monk
     assert (code, out) == (0, f"{first}\n{second}\n")
     assert "> " not in err
     assert (tmp_path / "x.pot").exists()
+
+
+def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> None:
+    """The embedded model has a bar for its weights, which other libraries draw."""
+    from infinipot.models import embedded
+
+    try:
+        embedded()
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
+    (tmp_path / "c.yaml").write_text("quiet: true\n")
+    terminal = Terminal("generate", "smollm2", "-p", "Hello", "--max-tokens", "2", "--config", str(tmp_path / "c.yaml"))
+    code, out = terminal.close()
+    assert (code, terminal.shown) == (0, "")
+    assert out.strip()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import CATALYST, assert_close, random_ids
+from test_cli import process, save_tiny
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
@@ -35,3 +37,9 @@ def test_torchao_int8(tmp_path: Path) -> None:
     assert torch.equal(small.logits, loaded.logits)
     with pytest.raises(ValueError, match="another weights"):
         Session.load(tmp_path / "pot", make_tiny("llama"))
+
+
+def test_torchao_prints_nothing_into_a_command(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    child = process("generate", str(tmp_path), "-p", "Hello", "--max-tokens", "2", "--quiet", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert (child.communicate(timeout=120)[1], child.returncode) == (b"", 0)

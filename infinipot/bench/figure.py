@@ -37,8 +37,8 @@ def latest(results: Path, model: str | None = None) -> dict[str, Any]:
 def draw(document: dict[str, Any], stem: Path) -> list[Path]:
     """Write STEM.png and STEM.svg; returns their paths."""
     figure, axes = pyplot.subplots(1, len(PANELS), figsize=(4.2 * len(PANELS), 3.9), layout="constrained")
-    for panel, (name, unit, title) in zip(axes, PANELS, strict=True):
-        _panel(panel, document, name, unit, title)
+    for place, (name, unit, title) in zip(axes, PANELS, strict=True):
+        panel(place, document, name, unit, title)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
     model, machine = document["model"], document["machine"]
@@ -52,7 +52,8 @@ def draw(document: dict[str, Any], stem: Path) -> list[Path]:
     return paths
 
 
-def _panel(axes: Axes, document: dict[str, Any], name: str, unit: float, title: str) -> None:
+def panel(axes: Axes, document: dict[str, Any], name: str, unit: float, title: str) -> None:
+    """One number against length: the pot, stock beside it, and where stock ran out of memory."""
     names = {"pot": f"pot of {document['pot_size']:,}", "stock": "full cache, stock transformers"}
     every: list[int] = []
     for kind, label in names.items():

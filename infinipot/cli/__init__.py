@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -17,6 +18,8 @@ def main(args: list[str] | None = None) -> int:
     """Run a command line, sys.argv by default. Returns the exit code; errors are one line on stderr."""
     args = sys.argv[1:] if args is None else args
     debug = "--debug" in args
+    if not debug:
+        hush()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     with interrupts:
@@ -33,6 +36,24 @@ def main(args: list[str] | None = None) -> int:
             line, code = explained(problem)
             say(line)
             return code
+
+
+TORCHAO = {
+    "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
+    "torch.utils._pytree": ("Calling register_constant() on Enum subclasses",),
+}
+"""Logger -> what torchao, where it is installed, has printed whenever transformers imports it: about its libraries, and its use of torch."""
+
+
+def not_from_torchao(record: logging.LogRecord) -> bool:
+    return not any(words in record.getMessage() for words in TORCHAO[record.name])
+
+
+def hush() -> None:
+    """No bars of other libraries, and no torchao's own warnings; works only before they are imported."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    for name in TORCHAO:
+        logging.getLogger(name).addFilter(not_from_torchao)
 
 
 def explained(problem: Exception) -> tuple[str, int]:

@@ -87,6 +87,8 @@ def chat(
     if file == "-":
         raise BadUse("-f - would read the text from stdin, where the messages come from: give a file")
     plan = run.plan(given, file=file, question=None, pot=pot, save=save_pot)
+    if plan.config.prefill == "whole":
+        raise BadUse("prefill whole distils once for each answer, so a chat has no pot to go on with: leave it out, or ask with generate")
     session, _ = run.open_session(plan, model)
     chat.talk(plan, session)
     return 0

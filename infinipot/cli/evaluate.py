@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import random
 import shutil
 import sys
@@ -141,26 +140,23 @@ class Bench:
         return [record for record in results.all() if identity(record, key) in planned]
 
 
-def hush(given: Given) -> None:
-    """No bars of other libraries; takes effect when they are imported."""
-    if not given["debug"]:
-        os.environ.setdefault("TQDM_DISABLE", "1")
-
-
 def bench(given: Given, model: str, out: Path, default: str, system: bool = False, asked: bool = True) -> Bench:
     """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here.
 
     asked: whether questions are asked."""
     if out.exists() and not out.is_dir():
         raise BadUse(f"cannot write into {out}: it is a file; give a folder")
-    hush(given)
     with doing("starting", bool(given["quiet"])):
+        from infinipot.cli import useful
         from infinipot.eval.methods import methods
         from infinipot.eval.sweep import Model as Which
         from infinipot.options import PotConfig
 
         base = {name: value for name, value in given.of(PotConfig).items() if name != "policy"}
         chosen = methods(given["policy"] or default, base, asked)
+        useful.check(given, [method.config.policy for method in chosen])
+        for method in chosen:
+            useful.check_label(method.label)
         which = Which(model, given["device"] or "auto", given["dtype"] or "auto")
         _ = which.precision  # refuses devices and dtypes that are not there
         if not given["debug"]:

@@ -43,8 +43,8 @@ def whole_or_auto(text: Any) -> int | str:
 
 
 def weights(text: Any) -> Any:
-    """`uniform`, `pyramid`, or numbers with commas between."""
-    return tuple(number(part) for part in text.split(",")) if "," in str(text) else text
+    """`uniform`, `pyramid`, or numbers with commas between, also behind the last."""
+    return tuple(number(part) for part in text.removesuffix(",").split(",")) if "," in text else text
 
 
 PARSERS = {int: whole, float: number}
@@ -89,11 +89,11 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
         except ValueError as problem:
             raise BadUse(f"{path}: {problem}") from None
         items = value if isinstance(value, list) else [value]
-        if isinstance(value, dict) or (isinstance(value, list) and name != "stop"):
+        if isinstance(value, dict) or (isinstance(value, list) and name != "stop" and not (value and name == "layer_budget")):
             raise BadUse(f"{path}: {name} must be one value, not {value!r}")
         if value is not None:
             texts = [item if isinstance(item, bool) else str(item) for item in items]  # text, to be read as a flag's would be
-            values[name] = texts if name == "stop" else texts[0]
+            values[name] = texts if name == "stop" else "".join(f"{text}," for text in texts) if isinstance(value, list) else texts[0]
     context.default_map = values
     return path
 

@@ -40,14 +40,14 @@ def plan(given: Given, *, file: str | None, question: str | None, pot: Path | No
     if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):
         raise BadUse(f"cannot save {save}: " + ("it is a folder" if save.is_dir() else f"there is no folder {save.absolute().parent}"))
     source = None if file is None else Source(file)
-    if not given["debug"]:
-        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries; takes effect when they are imported
     with doing("starting", bool(given["quiet"])):
+        from infinipot.cli import useful
         from infinipot.options import PotConfig, Sampling
         from infinipot.policies import POLICIES
 
         config = PotConfig(**given.of(PotConfig)) if pot is None else saved_config(pot, given)
         sampling = Sampling(**{**given.of(Sampling), "stop": tuple(given["stop"] or ())})
+    useful.check(given, [config.policy])
     needs = POLICIES[config.policy]().needs(config.novelty)
     if source and config.catalyst == "question" and not question and "catalyst" in needs:
         raise BadUse("the catalyst is the question, but none is given while the text is read: give one with -p, or use --catalyst general")

@@ -23,12 +23,16 @@ MAX_TOKENS = 1024
 
 
 def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, shared: bool) -> Settings:
+    from infinipot.cli import useful
     from infinipot.options import PotConfig, Sampling, within
+    from infinipot.policies import POLICIES
     from infinipot.server.engine import Settings
 
     for name, value, least in (("max-sessions", max_sessions, 2), ("queue", queue, 1)):
         within(name, value, least)
     config = PotConfig(**given.of(PotConfig))
+    reads = POLICIES[config.policy].reads
+    useful.check(given, [config.policy], [name for name, other in POLICIES.items() if other.reads == reads])  # a request may choose these
     if config.policy == "truncate":
         raise BadUse("policy 'truncate' reads only the ends of a text, which a conversation has not: choose another one to serve with")
     if pot_dir is not None:

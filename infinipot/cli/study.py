@@ -9,7 +9,7 @@ import typer
 
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.console import BadUse, Failure
-from infinipot.cli.evaluate import SWEEP, Bench, Json, Out, bench, hush, listed, share, show, size
+from infinipot.cli.evaluate import SWEEP, Bench, Json, Out, bench, listed, share, show, size
 from infinipot.cli.options import COMMON, POT, Given, takes
 
 # ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
@@ -35,7 +35,6 @@ def study(
     json: Json = False,
 ) -> int:
     """One of the paper's studies: its methods on the same texts, a table and a figure. --policy gives kept and hops other methods."""
-    hush(given)
     from infinipot.eval.extras import EVAL, need
     from infinipot.eval.studies import STUDIES
     from infinipot.options import known

@@ -40,34 +40,42 @@ def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -
     cell_width, cell_height = max(0.62, 2.2 / len(lengths)), 0.46
     made = figure(across * (len(lengths) * cell_width + 0.35) + 1.5, down * (len(depths) * cell_height + 0.75) + 0.7)
     axes = made.subplots(down, across, squeeze=False)
-    colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
     image = None
     for number, axis in enumerate(axes.flat):
         if number >= len(panels):
             axis.set_visible(False)
             continue
         name, cells = list(panels.items())[number]
-        values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
-        grid = [[math.nan if value is None else value for value in row] for row in values]
-        image = axis.imshow(grid, cmap=colors, vmin=0, vmax=1, aspect="auto")
+        image = heat_map(axis, cells, lengths, depths, label)
         axis.set_title(_wrapped(name, max(14, int(len(lengths) * cell_width * 9.5))), fontsize=10)
-        axis.set_xticks(range(len(lengths)), [label(length) for length in lengths])
-        axis.set_yticks(range(len(depths)), [f"{100 * depth:g} %" for depth in depths] if number % across == 0 else [""] * len(depths))
-        axis.set_xticks([n - 0.5 for n in range(1, len(lengths))], minor=True)
-        axis.set_yticks([n - 0.5 for n in range(1, len(depths))], minor=True)
-        axis.tick_params(which="both", length=0)
-        axis.grid(which="minor", color="white", linewidth=2)
-        axis.spines[:].set_visible(False)
-        for y, row in enumerate(values):
-            for x, value in enumerate(row):
-                dark = value is not None and not 0.2 < value < 0.85
-                text = "–" if value is None else f"{100 * value:.0f}"
-                axis.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if dark else "#222222")
+        if number % across:
+            axis.set_yticklabels([""] * len(depths))
     made.suptitle(title, fontsize=11)
     made.supxlabel("tokens", fontsize=10)
     made.supylabel("depth", fontsize=10)
     made.colorbar(image, ax=axes, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1], format=lambda value, _: f"{100 * value:.0f} %")
     return save(made, path)
+
+
+def heat_map(axis: Any, cells: Cells, lengths: Sequence[int], depths: Sequence[float], label: Any) -> Any:
+    """One panel: its cells, red to green, each with its number, so that colours are not needed to read it. Returns the image, for a bar."""
+    colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
+    values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
+    grid = [[math.nan if value is None else value for value in row] for row in values]
+    image = axis.imshow(grid, cmap=colors, vmin=0, vmax=1, aspect="auto")
+    axis.set_xticks(range(len(lengths)), [label(length) for length in lengths])
+    axis.set_yticks(range(len(depths)), [f"{100 * depth:g} %" for depth in depths])
+    axis.set_xticks([n - 0.5 for n in range(1, len(lengths))], minor=True)
+    axis.set_yticks([n - 0.5 for n in range(1, len(depths))], minor=True)
+    axis.tick_params(which="both", length=0)
+    axis.grid(which="minor", color="white", linewidth=2)
+    axis.spines[:].set_visible(False)
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            dark = value is not None and not 0.2 < value < 0.85
+            text = "–" if value is None else f"{100 * value:.0f}"
+            axis.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if dark else "#222222")
+    return image
 
 
 def _wrapped(name: str, width: int) -> str:
