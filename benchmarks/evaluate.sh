@@ -7,13 +7,13 @@ pot="--pot-size 4096 --distill-to 2048 --workers $workers"
 
 infinipot eval longbench "$model" --data "$data" --out "$out/longbench" $pot --against truncate --policy \
 full,truncate,streaming,h2o,tova,sirllm,snapkv,keydiff,\
-infinipot:novelty=0,infinipot:novelty=0.25,infinipot:novelty=0.5,\
-infinipot:novelty=0:catalyst=general,infinipot:novelty=0.25:catalyst=general,infinipot:novelty=0.5:catalyst=general
+infinipot,infinipot:novelty=0:pool=0,infinipot:novelty=0.25:pool=0,infinipot:preset=paper,\
+infinipot:catalyst=general,infinipot:novelty=0:pool=0:catalyst=general,infinipot:preset=paper:catalyst=general,infinipot:pool=13:catalyst=facts
 
 for haystack in filler essays; do
     infinipot needle "$model" --haystack $haystack --lengths 4k,16k,64k,128k --trials 8 --out "$out/needle-$haystack" $pot --policy \
-truncate,streaming,h2o,tova,sirllm,snapkv,keydiff,infinipot,infinipot:novelty=0,infinipot:novelty=0:pool=13,\
-infinipot:novelty=0:pool=13:catalyst=general
+truncate,streaming,h2o,tova,sirllm,snapkv,keydiff,infinipot,infinipot:preset=paper,infinipot:pool=13,\
+infinipot:preset=paper:catalyst=general,infinipot:pool=13:catalyst=facts
 done
 
 for study in catalyst novelty memory kept; do

@@ -12,6 +12,8 @@ from infinipot.policies import POLICIES
 from infinipot.selection import POOLINGS, REDUCTIONS, apportion
 from infinipot.slots import QUANTISED
 
+RECIPES: dict[str, dict[str, Any]] = {"paper": {"novelty": 0.5, "pool": 0}}
+"""Options as a paper has them, where our defaults are others (docs/results.md says why)."""
 PYRAMID = 20
 """How much less than the mean the top layer keeps under `pyramid` (PyramidKV's beta)."""
 
@@ -44,7 +46,7 @@ class PotConfig:
     coverage: float = 0.9
     """With distill_to `auto`: the share of the catalyst's attention that survivors hold."""
     policy: str = "infinipot"
-    novelty: float = 0.5
+    novelty: float = 0.25
     """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
     catalyst: str | None = None
     """`question`, `general`, `general-1`, `general-2`, `facts`, `unrelated`, `repeat`, `plain`, or a prompt of your own (a text of several
@@ -130,17 +132,8 @@ class PotConfig:
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be True or False")
 
     def _check_numbers(self) -> None:
-        least = {
-            "pot_size": 2,
-            "sinks": 0,
-            "recent": 0,
-            "window": 1,
-            "pool": 0,
-            "group": 1,
-            "neighbours": 1,
-            "chunk_tokens": 1,
-            "distill_to": 1,
-        }
+        ones = ("window", "group", "neighbours", "chunk_tokens", "distill_to")
+        least = {"pot_size": 2, "sinks": 0, "recent": 0, "pool": 0, **dict.fromkeys(ones, 1)}
         for name, low in least.items():
             value = getattr(self, name)
             if value is None or (name == "distill_to" and value == "auto"):

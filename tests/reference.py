@@ -59,8 +59,8 @@ class Reference:
     entries: list[list[list[Entry]]]  # [layer][kv_head], in text order
     distillations: int                # those that evicted something
 
-    def __init__(self, model: Any, *, pot_size: int, distill_to: int, novelty: float = 0.5,
-                 catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int = 0, pool: int = 0,
+    def __init__(self, model: Any, *, pot_size: int, distill_to: int, novelty: float = 0.25,
+                 catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int = 0, pool: int = 7,
                  pool_kind: str = "avg", gqa: str = "mean", context_reset: bool = True) -> None:
         self.model, self.layers = model, model.model.layers
         self.eps, self.theta = model.config.rms_norm_eps, model.config.rope_parameters["rope_theta"]

@@ -41,9 +41,9 @@ def test_rows_that_end_early_are_padded_and_disturb_nobody() -> None:
     model = make_tiny("llama")
     prompts = [random_ids(length, seed=length) for length in LENGTHS]
     options = {"custom_generate": infinipot.generate, "pot": PotConfig(pot_size=64, distill_to=24), "max_new_tokens": NEW, "pad_token_id": 0}
-    free = model.generate(**padded(prompts), do_sample=False, **options)[:, -NEW:]
+    free = model.generate(**padded(prompts), do_sample=False, **options)[:, max(LENGTHS) :]
     end = int(free[1, 9])
-    batch = model.generate(**padded(prompts), do_sample=False, eos_token_id=end, **options)[:, -NEW:]
+    batch = model.generate(**padded(prompts), do_sample=False, eos_token_id=end, **options)[:, max(LENGTHS) :]
     for row, unended in zip(batch.tolist(), free.tolist(), strict=True):
         stop = unended.index(end) + 1 if end in unended else len(row)
         assert row[:stop] == unended[:stop]

@@ -441,7 +441,7 @@ def test_defaults_in_the_help_are_those_of_the_dataclasses() -> None:
 
     fields = [*dataclasses.fields(PotConfig), *dataclasses.fields(Sampling)]
     assert dataclass_defaults() == {field.name: field.default for field in fields}
-    assert {field.name for field in fields} | {"system", "raw"} == {option.name for option in (*OPTIONS, *SAMPLING)}
+    assert {field.name for field in fields} | {"system", "raw", "preset"} == {option.name for option in (*OPTIONS, *SAMPLING)}
 
 
 def test_version(run: Any) -> None:
@@ -588,3 +588,20 @@ def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> N
     code, out = terminal.close()
     assert (code, terminal.shown) == (0, "")
     assert out.strip()
+
+
+def test_a_preset_gives_way_to_what_is_given_beside_it(run: Any, model: str, book: str, tmp_path: Path) -> None:
+    from infinipot import files
+
+    def kept(*args: str) -> tuple[float, int | None]:
+        pot = tmp_path / f"{len(args)}.pot"
+        assert run("distill", model, "-f", book, *POT, *args, "-o", pot)[0] == 0
+        config = files.read(pot)[1]["config"]
+        return config["novelty"], config["pool"]
+
+    assert kept() == (0.25, None)
+    assert kept("--preset", "paper") == (0.5, 0)
+    assert kept("--preset", "paper", "--novelty", "0.1") == (0.1, 0)
+    code, out, error = run("generate", model, "-p", "Who?", "--preset", "papr")
+    assert (code, out) == (2, "")
+    one_line(error, "unknown preset 'papr'; did you mean 'paper'?")

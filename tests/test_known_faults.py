@@ -130,7 +130,7 @@ CHANGES: dict[str, Any] = {
     "policy": "streaming",
     "sinks": 6,
     "recent": 6,
-    "pool": 7,
+    "pool": 5,
     "gqa": "max",
     "shared_heads": True,
     "persist": 1.0,

@@ -298,3 +298,13 @@ def test_a_ray_cluster_gives_the_same_file(tiny: Model, replica: Replica, prose:
     sweep(units, Results(tmp_path / "ray", NAME, KEY), tiny, ray="local", progress=lambda count, total, title: done.append(count))
     assert done == [1, 2, 3, 4]
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
+
+
+def test_a_preset_is_the_paper_s_recipe() -> None:
+    base = {"pot_size": 300, "distill_to": 60}
+    paper, ours = (method(label, base).config for label in ("infinipot:preset=paper", "infinipot"))
+    assert (paper.novelty, paper.own("pool")) == (0.5, 0)
+    assert (ours.novelty, ours.own("pool")) == (0.25, 7)
+    assert method("infinipot:preset=paper:novelty=0", base).config.novelty == 0
+    with pytest.raises(ValueError, match="unknown preset 'papr'"):
+        method("infinipot:preset=papr", base)

@@ -225,7 +225,10 @@ def test_a_session_without_a_tokenizer() -> None:
     assert one.stats.peak_entries <= 64
 
 
-@pytest.mark.parametrize("catalyst", ["general", "general-1", "general-2", "facts", "unrelated", "plain", "question", "List every name and number."])
+CATALYSTS = ("general", "general-1", "general-2", "facts", "unrelated", "plain", "question", "List every name and number.")
+
+
+@pytest.mark.parametrize("catalyst", CATALYSTS)
 def test_every_catalyst(catalyst: str) -> None:
     one = session(PotConfig(pot_size=300, distill_to=60, catalyst=catalyst))
     one.append(TEXT, question="Who?" if catalyst == "question" else None)

@@ -104,6 +104,7 @@ POT = (
            "[default: half the pot]", parser=whole_or_auto, metavar="N|auto"),
     option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
     option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
+    option("preset", str, "paper: novelty 0.5 and no pooling, as InfiniPot was published. Options given beside it count more."),
     option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
     option("catalyst", str, "question, general, general-1, general-2, facts, unrelated, repeat, plain, or a prompt of your own. "
            "[default: the policy's, else the question if there is one, else general]"),
@@ -180,6 +181,16 @@ def origin(context: typer.Context, name: str) -> str:
     return f"{name} in the config file" if source == "DEFAULT_MAP" else f"--{name.replace('_', '-')}"
 
 
+def recipe(preset: str | None) -> dict[str, Any]:
+    """The options that a preset stands for."""
+    if preset is None:
+        return {}
+    from infinipot.options import RECIPES, known
+
+    known("preset", preset, RECIPES)
+    return RECIPES[preset]
+
+
 def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of these groups; it receives them together, as its argument `given`."""
     shared = [parameter for group in groups for parameter in group]
@@ -191,7 +202,11 @@ def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any
             context = values.pop("context")
             found = {p.name: values.pop(p.name) for p in shared}
             found = {name: value for name, value in found.items() if value not in (None, [], ())}
-            return command(given=Given(found, {name: origin(context, name) for name in found}), **values)
+            origins = {name: origin(context, name) for name in found}
+            for name, value in recipe(found.get("preset")).items():
+                if name not in found:
+                    found[name], origins[name] = value, origins["preset"]
+            return command(given=Given(found, origins), **values)
 
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared + [context]

@@ -25,7 +25,7 @@ def uses(name: str, option: str) -> bool:
         "pot_dtype": True,
         "pot_size": policy.reads != "all",
         "novelty": policy.share(PROBE) == PROBE,
-        "catalyst": "catalyst" in needs,
+        **dict.fromkeys(("catalyst", "begun"), "catalyst" in needs),
         "coverage": "catalyst" in needs and "replay" not in needs,
         "window": "newest" in needs,
         "gqa": bool(needs - {"novelty"}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from infinipot.options import PotConfig, known
+from infinipot.options import RECIPES, PotConfig, known
 from infinipot.policies import POLICIES, Policy
 
 PROBE = 0.37
@@ -81,8 +81,12 @@ def method(label: str, base: dict[str, Any], asked: bool = True) -> Method:
         name = name.replace("-", "_")
         if not equals:
             raise ValueError(f"{label!r} cannot be read: after the policy stands option=value, as in {policy}:novelty=0.25")
-        known("option", name, [field.name for field in dataclasses.fields(PotConfig) if field.name != "policy"])
-        options[name] = yaml.safe_load(value)
+        known("option", name, ["preset", *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy")])
+        if name == "preset":
+            known("preset", value, RECIPES)
+            options |= RECIPES[value]
+        else:
+            options[name] = yaml.safe_load(value)
     config = PotConfig(**options)
     policy_ = POLICIES[policy]()
     if policy_.share(PROBE) != PROBE:

@@ -26,34 +26,35 @@ class Study:
 CATALYSTS = ("plain", "unrelated", "general", "general-1", "general-2", "question")
 SHARES = (0, 0.25, 0.5, 0.75, 1)
 SIZES = (1024, 2048, 4096, 8192)
+PLAIN = ":novelty=0:catalyst=plain"
+KEPT = ("0:catalyst=plain", "0:catalyst=general", "0:catalyst=question", "0.5:catalyst=question")
 STUDIES = {
     "catalyst": Study(
         "what the catalyst should ask (Table 2): LongBench rows",
         "longbench",
-        ",".join(["truncate", *[f"infinipot:catalyst={kind}" for kind in CATALYSTS]]),
-        "infinipot:catalyst=general",
+        ",".join(["truncate", *[f"infinipot:preset=paper:catalyst={kind}" for kind in CATALYSTS]]),
+        "infinipot:preset=paper:catalyst=general",
     ),
     "novelty": Study(
         "how large novelty's share should be (Table 3): LongBench rows",
         "longbench",
-        ",".join(f"infinipot:novelty={share:g}" for share in SHARES),
-        "infinipot:novelty=0",
+        ",".join(f"infinipot:pool=0:novelty={share:g}" for share in SHARES),
+        "infinipot:pool=0:novelty=0",
     ),
     "memory": Study(
         "pots of 1K to 8K (Figure 6): LongBench rows",
         "longbench",
-        ",".join(f"{policy}:pot_size={size}" for policy in ("truncate", "streaming", "infinipot") for size in SIZES),
+        ",".join(f"{policy}:pot_size={size}" for policy in ("truncate", "streaming", "infinipot:preset=paper", "infinipot") for size in SIZES),
     ),
     "ablation": Study(
         "without novelty, catalyst, CR-RoPE (Table 4): needles",
         "needle",
-        "infinipot,infinipot:novelty=0,infinipot:novelty=0:catalyst=plain,infinipot:novelty=0:catalyst=plain:context_reset=false",
+        ",".join(f"infinipot:preset=paper{less}" for less in ("", ":novelty=0", PLAIN, f"{PLAIN}:context_reset=false")),
     ),
     "kept": Study(
         "kept entries against those attended to without a bound (Figures 2 and 3): LongBench rows",
         "kept",
-        "sliding_window,infinipot:novelty=0:catalyst=plain,infinipot:novelty=0:catalyst=general,infinipot:novelty=0:catalyst=question,"
-        "infinipot:novelty=0.5:catalyst=question",
+        ",".join(["sliding_window", *(f"infinipot:pool=0:novelty={kind}" for kind in KEPT)]),
     ),
     "hops": Study(
         "facts along a chain across cycles (open question 2): generated texts", "hops", "streaming,infinipot:catalyst=general,infinipot"
