@@ -25,12 +25,21 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     """Rotary embedding in float32. x [..., N, D]; cos, sin [N, d/2] with d <= D (the rest passes through) -> x's shape and dtype."""
     d = 2 * cos.shape[-1]
     turning = x[..., :d].float()
-    a, b = (turning[..., 0::2], turning[..., 1::2]) if style == "interleaved" else turning.chunk(2, dim=-1)
-    if style == "half_reversed":
-        sin = -sin
-    a, b = a * cos - b * sin, b * cos + a * sin
-    turned = torch.stack((a, b), dim=-1).flatten(-2) if style == "interleaved" else torch.cat((a, b), dim=-1)
-    return torch.cat((turned.to(x.dtype), x[..., d:]), dim=-1)
+    out = torch.empty_like(turning)
+    (a, b), (to_a, to_b) = _halves(turning, style), _halves(out, style)
+    sign = -1 if style == "half_reversed" else 1
+    torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-sign)
+    torch.mul(b, cos, out=to_b).addcmul_(a, sin, value=sign)
+    turned = out.to(x.dtype)
+    return turned if d == x.shape[-1] else torch.cat((turned, x[..., d:]), dim=-1)
+
+
+def _halves(x: Tensor, style: str) -> tuple[Tensor, Tensor]:
+    """The two numbers of each pair that turns, views of x."""
+    if style == "interleaved":
+        return x[..., 0::2], x[..., 1::2]
+    first, second = x.chunk(2, dim=-1)
+    return first, second
 
 
 @dataclass

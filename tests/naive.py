@@ -108,7 +108,7 @@ class Naive(Reference):
 
     def __init__(
         self, model: Any, *, ropes: Callable[[Any], list[Rope | None]], windows: Sequence[int | None], pot_size: int, distill_to: int,
-        novelty: float = 0.5, catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int = 0, pool: int = 0,
+        novelty: float = 0.25, catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int = 0, pool: int = 7,
         pool_kind: str = "avg", gqa: str = "mean",
     ) -> None:  # fmt: skip
         self.model = copy.deepcopy(model)

@@ -83,13 +83,12 @@ async function watch(name, shaded, view, upload, signal) {
   let over = false;
   upload.catch(() => {}).finally(() => { over = true; });
   while (!over) {
-    try {
+    const { data } = await (await call("/v1/pots", { signal })).json();
+    if (data.some((pot) => pot.name === name)) {
       for await (const event of events(await call(`/v1/pots/${name}/events`, { signal }))) show(event, shaded, view);
       return;
-    } catch (problem) {
-      if (problem.status !== 404) throw problem; // it has not arrived yet
-      await new Promise((resolve) => setTimeout(resolve, 100));
     }
+    await new Promise((resolve) => setTimeout(resolve, 100)); // it has not arrived yet
   }
 }
 
