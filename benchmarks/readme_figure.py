@@ -72,7 +72,9 @@ def draw(document: dict[str, Any], records: list[Record], path: Path) -> list[Pa
     lengths, depths = (sorted({record[name] for record in records}) for name in ("length", "depth"))
     image = charts.heat_map(right, cells, lengths, depths, tokens)
     facts = [f"pot of {first['options']['pot_size']:,}", f"question {first['question']}", report.trials(records)]
-    titled(right, f"Needles found in {Path(first['haystack']).stem} (%)", first["model"].removesuffix(".gguf"), ", ".join(facts))
+    options = first["method"].replace("=", " ").split(":")[1:]
+    who = ", ".join([first["model"].removesuffix(".gguf"), *(options or ["defaults"])])
+    titled(right, f"Needles found in {Path(first['haystack']).stem} (%)", who, ", ".join(facts))
     right.set(xlabel="tokens read", ylabel="needle's depth")
     made.colorbar(image, ax=right, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1], format=lambda value, _: f"{100 * value:.0f}")
     return charts.save(made, path)
