@@ -69,7 +69,7 @@ def test_both_panels(folder: Path) -> None:
     drawing = drawn(folder)
     assert (folder / "out" / "figure.png").read_bytes()[:4] == PNG
     for part in ("large, bfloat16, a CPU", "pot of 4,096", "stock transformers", "stock runs out of memory here",
-                 ">small<", "pot of 1,024, question known, 2 trials a cell", ">100<", ">50<", "90 %", ">8K<"):  # fmt: skip
+                 ">small, pool 13<", "pot of 1,024, question known, 2 trials a cell", ">100<", ">50<", "90 %", ">8K<"):  # fmt: skip
         assert part in drawing, part
     assert ">16K<" not in drawing  # streaming's
     assert "first, bfloat16" not in drawing
