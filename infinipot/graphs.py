@@ -131,10 +131,11 @@ class Cycle:
 
 class Step:
     """One token for each of several pots, wherever it goes: the slot is a number on the device, and all slots are looked at, those not
-    taken yet masked. So one recording serves until the pots are gone."""
+    taken yet masked. So one recording serves as long as their slots are there."""
 
     def __init__(self, host: Host, pots: Sequence[Pot]) -> None:
-        self.host, self.rows = host, [[weakref.ref(layer) for layer in pot.bounded] for pot in pots]
+        self.host = weakref.ref(host)  # which may hold this step, in its spare pot
+        self.rows = [[weakref.ref(layer) for layer in pot.bounded] for pot in pots]
         self.addresses = [addresses(pot) for pot in pots]
         self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=host.device)
         self.slots = torch.zeros(len(pots), dtype=torch.long, device=host.device)
@@ -196,11 +197,12 @@ class Step:
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:
         self.unseen.clear()
-        cache = Cache(layers=[Passing() for _ in self.host.windows])
-        given = {self.host.cache_argument: cache}
-        with at_work(self.host.model, self), fused(self.host.norms):
-            output = self.host.model.base_model(input_ids=self.ids, position_ids=self.slots[:, None], use_cache=True, **given)
-        return output.last_hidden_state, self.host.head(output.last_hidden_state)[:, -1].float()
+        host = self.host()
+        assert host is not None
+        given = {host.cache_argument: Cache(layers=[Passing() for _ in host.windows])}
+        with at_work(host.model, self), fused(host.norms):
+            output = host.model.base_model(input_ids=self.ids, position_ids=self.slots[:, None], use_cache=True, **given)
+        return output.last_hidden_state, host.head(output.last_hidden_state)[:, -1].float()
 
     def __call__(self, pots: Sequence[Pot], ids: Tensor) -> tuple[Tensor, Tensor]:
         """Read ids [B, 1], a token into each pot, which must have room. Returns hidden states [B, 1, hidden] and the logits [B, V] of what
@@ -209,7 +211,10 @@ class Step:
         self.slots.copy_(torch.tensor([pot.length for pot in pots]))
         self.calls += 1
         if ids.is_cuda and self.calls > 1:  # the first call is as it is: it loads what must not be loaded while recording
-            self.recording = self.recording or Recording(self.host, self._run)
+            if self.recording is None:
+                host = self.host()
+                assert host is not None
+                self.recording = Recording(host, self._run)
             self.recording.graph.replay()
             hidden, logits = (x.clone() for x in self.recording.outputs)  # the next replay writes there again
         else:

@@ -21,7 +21,7 @@ from infinipot.norms import fused
 from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Layout, Pot
 from infinipot.probe import TOLERANCE, rotations
-from infinipot.together import Rows, Together
+from infinipot.together import Together
 
 Observer = Callable[[int, Tensor, Tensor, Scoring], None]
 """Gets a bounded layer's number, the queries just read and the keys of all entries, both as attention uses them: [B, H, T, D], [B, K, P, D]."""
@@ -33,13 +33,11 @@ class _Reading:
     def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
         self.pot, self.observe, self.scorings = pot, observe, scorings
         self.masks: dict[tuple[Any, ...], Tensor | None] = {}
-        self.turned: Tensor | None = None
-        """The queries of the layer at work, rotated, if that is done already."""
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
         number: int = module.layer_idx  # type: ignore[assignment]
         layer = self.pot.layers[number]
-        raw, query = query, layer.rotate_queries(query) if self.turned is None else self.turned
+        raw, query = query, layer.rotate_queries(query)
         if layer.window is None:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
             if layer.witness is not None:
@@ -64,10 +62,8 @@ class _Readings:
         self.readings, self.together = readings, together
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
-        layers: Rows = self.together.layers[module.layer_idx]  # type: ignore[index, assignment]
-        for reading, turned in zip(self.readings, layers.turned(query, 1), strict=True):
-            reading.turned = turned
-        rows = zip(self.readings, query.split(1), layers.seen, strict=True)
+        seen: list[tuple[Tensor, Tensor]] = self.together.layers[module.layer_idx].seen  # type: ignore[index, union-attr]
+        rows = zip(self.readings, query.split(1), seen, strict=True)
         return torch.cat([reading.attend(module, row, *entries, scaling, options) for reading, row, entries in rows])
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

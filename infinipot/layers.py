@@ -101,10 +101,7 @@ class PotLayer(CacheLayerMixin):
         return self.slots[1].read(start, stop)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries.
-
-        turned, among kwargs: the keys rotated, if that is done already.
-        """
+        """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.reserve(key_states.shape[-2])
@@ -112,8 +109,7 @@ class PotLayer(CacheLayerMixin):
         for slots, x in zip(self.slots, (key_states, value_states), strict=True):
             slots.write(start, x)
         if self.rotated is not None:
-            turned = kwargs.get("turned")
-            self.rotated[:, :, start:stop] = self._turn(key_states, self.position) if turned is None else turned
+            self.rotated[:, :, start:stop] = self._turn(key_states, self.position)
         self.length, self.position = stop, self.position + stop - start
         self.peak = max(self.peak, stop)
         return self.read_keys(0, stop), self.read_values(0, stop)
@@ -143,12 +139,6 @@ class PotLayer(CacheLayerMixin):
         if self.reset:  # anew: some frequencies depend on the length
             turned = self._turn(self.slots[0].read(0, length), 0)
         self.rotated[:, :, :length] = turned[:, :, :length]
-
-    def turns_like(self, other: PotLayer) -> bool:
-        """Whether both turn what stands in one slot alike: by slot, and by equal tables."""
-        if not (self.is_initialized and self.reset and self.size and self.rotation and other.rotation):
-            return False
-        return len(self.rotation.tables[self.device][0]) == len(other.rotation.tables[self.device][0])
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         """Turn the queries [B, H, T, D] of the T newest entries."""

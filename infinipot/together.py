@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from infinipot.compat import Cache, CacheLayerMixin
@@ -47,18 +46,9 @@ class Rows(Passing):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for `seen`, which attention takes instead."""
-        rows = zip(self.layers, key_states.split(1), value_states.split(1), self.turned(key_states, 0), strict=True)
-        self.seen = [layer.update(key, value, turned=turned) for layer, key, value, turned in rows]
+        rows = zip(self.layers, key_states.split(1), value_states.split(1), strict=True)
+        self.seen = [layer.update(key, value) for layer, key, value in rows]
         return key_states, value_states
-
-    def turned(self, x: Tensor, ahead: int) -> Sequence[Tensor | None]:
-        """x [B, heads, 1, D], a vector for each pot, turned in one go to the place of its next entry, less `ahead`. None each where every pot
-        must turn its own: several vectors, or layers that do not turn alike."""
-        first = self.layers[0]
-        if x.shape[2] > 1 or not all(layer.window is None and layer.turns_like(first) for layer in self.layers):
-            return [None] * len(self.layers)
-        places = torch.tensor([layer.position - ahead for layer in self.layers], device=x.device)
-        return first.rotation.covered(x.transpose(0, 2), places).transpose(0, 2).split(1)
 
     def get_seq_length(self) -> int:
         return max(layer.get_seq_length() for layer in self.layers)

@@ -152,8 +152,9 @@ def bench(given: Given, model: str, out: Path, default: str, system: bool = Fals
         from infinipot.eval.sweep import Model as Which
         from infinipot.options import PotConfig
 
-        base = {name: value for name, value in given.of(PotConfig).items() if name != "policy"}
-        chosen = methods(given["policy"] or default, base, asked)
+        preset = given.origins.get("preset")
+        base = {name: value for name, value in given.of(PotConfig).items() if name != "policy" and given.origins[name] != preset}
+        chosen = methods(given["policy"] or default, base, asked, given["preset"])
         useful.check(given, [method.config.policy for method in chosen])
         for method in chosen:
             useful.check_label(method.label)

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from infinipot.cli.console import BadUse
 from infinipot.cli.options import Given
+from infinipot.eval.methods import PROBE
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES
-
-PROBE = 0.37
-"""A share that no policy has by itself: one that gives it back lets novelty have what was wanted."""
 
 
 def uses(name: str, option: str) -> bool:
@@ -24,7 +22,7 @@ def uses(name: str, option: str) -> bool:
         "chunk_tokens": True,
         "pot_dtype": True,
         "pot_size": policy.reads != "all",
-        "novelty": policy.share(PROBE) == PROBE,
+        **dict.fromkeys(("novelty", "preset"), policy.share(PROBE) == PROBE),
         **dict.fromkeys(("catalyst", "begun"), "catalyst" in needs),
         "coverage": "catalyst" in needs and "replay" not in needs,
         "window": "newest" in needs,

@@ -67,15 +67,19 @@ class Method:
         return {**different, "pot_size": config.pot_size, "distill_to": config.own("distill_to")}
 
 
-def method(label: str, base: dict[str, Any], asked: bool = True) -> Method:
-    """One method from `policy[:option=value...]` on top of shared options.
+def method(label: str, base: dict[str, Any], asked: bool = True, preset: str | None = None) -> Method:
+    """One method from `policy[:option=value...]` on top of shared options. What stands in the label counts more than `preset=` there, and that
+    more than base; preset, below base, is for those policies alone that let novelty choose, as the recipes do.
 
     asked: there is a question; then it is the catalyst of a policy that has one, unless said otherwise, else the general catalyst is.
     Options that a policy does not look at are left out.
     """
     policy, *changes = label.split(":")
     known("policy", policy, POLICIES)
-    options = {**base, "policy": policy}
+    policy_ = POLICIES[policy]()
+    novel = policy_.share(PROBE) == PROBE
+    own: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")
         name = name.replace("-", "_")
@@ -84,12 +88,12 @@ def method(label: str, base: dict[str, Any], asked: bool = True) -> Method:
         known("option", name, ["preset", *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy")])
         if name == "preset":
             known("preset", value, RECIPES)
-            options |= RECIPES[value]
+            recipe = RECIPES[value]
         else:
-            options[name] = yaml.safe_load(value)
-    config = PotConfig(**options)
-    policy_ = POLICIES[policy]()
-    if policy_.share(PROBE) != PROBE:
+            own[name] = yaml.safe_load(value)
+    shared = {**RECIPES[preset], **base} if preset is not None and novel else base
+    config = PotConfig(**{**shared, **recipe, **own, "policy": policy})
+    if not novel:
         config = dataclasses.replace(config, novelty=PotConfig.novelty)
     has_catalyst = "catalyst" in policy_.needs(config.novelty)
     catalyst = config.catalyst or policy_.catalyst or ("question" if asked else "general")
@@ -99,9 +103,9 @@ def method(label: str, base: dict[str, Any], asked: bool = True) -> Method:
     return Method(label, config)
 
 
-def methods(labels: str, base: dict[str, Any], asked: bool = True) -> list[Method]:
+def methods(labels: str, base: dict[str, Any], asked: bool = True, preset: str | None = None) -> list[Method]:
     """Several, separated by commas: `full,truncate,infinipot:novelty=0,infinipot:catalyst=general`."""
-    listed = [method(label.strip(), base, asked) for label in labels.split(",") if label.strip()]
+    listed = [method(label.strip(), base, asked, preset) for label in labels.split(",") if label.strip()]
     if not listed:
         raise ValueError("no policy is given: name one or several, separated by commas")
     names = [item.label for item in listed]
