@@ -98,18 +98,23 @@ def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
                 module.training = True
 
 
-def visible(rows: int, entries: int, window: int | None, device: torch.device, dtype: torch.dtype, plain: bool = False) -> Tensor | None:
+def visible(
+    rows: int, entries: int, window: int | None, hidden: tuple[int, int], device: torch.device, dtype: torch.dtype, plain: bool = False
+) -> Tensor | None:
     """What is added to the scores of the last `rows` of the entries so that they see none but those before, [rows, entries].
 
-    None where nothing is hidden (one row), or where sdpa's flag says it (the rows are all there is). plain: for sdpa; on a GPU in half
-    precision it is then only described, so that the flash kernel is used, which needs no mask.
+    hidden: entries [start, stop) that they do not see either. None where nothing is hidden: one row sees all. plain: for sdpa, whose flag
+    says it where the rows are all there is; on a GPU in half precision it is then only described, so that the flash kernel is used, which
+    needs no mask.
     """
-    if window is None and (rows == 1 or rows == entries):
-        return None
-    if plain and window is None and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
-        return causal_lower_right(rows, entries)
+    if window is None and hidden[0] >= hidden[1]:
+        if rows == 1 or (plain and rows == entries):
+            return None
+        if plain and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+            return causal_lower_right(rows, entries)
     seen = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
     seen = seen if window is None else seen.triu(entries - rows - window + 1)
+    seen[:, slice(*hidden)] = False
     return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~seen, -torch.inf)
 
 
@@ -125,7 +130,7 @@ def attention(
 
     mask: from `visible`. sdpa wherever it can express the model; the model's own eager function where scores are capped or sinks take a share.
     """
-    rows, entries = query.shape[-2], key.shape[-2]
+    rows = query.shape[-2]
     if plain(options):
         if type(mask) is Tensor and query.is_cuda and query.shape[1] != key.shape[1]:  # no kernel for both: the slow one would take over
             key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
@@ -133,9 +138,6 @@ def attention(
             query, key, value, attn_mask=mask, scale=scaling, is_causal=mask is None and rows > 1, enable_gqa=query.shape[1] != key.shape[1]
         )
         return out.transpose(1, 2).contiguous()
-    if mask is None and rows > 1:
-        mask = torch.zeros(rows, entries, dtype=query.dtype, device=query.device)
-        mask = mask.masked_fill(torch.ones_like(mask, dtype=torch.bool).triu(1), -torch.inf)
     bias = None if mask is None else mask[None, None]
     return eager_of(module)(module, query, key, value, bias, scaling=scaling, dropout=0.0, **options)[0]
 

@@ -26,11 +26,12 @@ KINDS = (*PRESETS, "question", "plain")
 @dataclass(frozen=True)
 class Scoring:
     """How a layer turns products of queries and keys into attention: its scale, its tanh cap on the scores, and its learnt extra logit
-    per head [H], which takes its share and is dropped."""
+    per head [H], which takes its share and is dropped. hidden: entries [start, stop) that are not seen."""
 
     scaling: float
     softcap: float | None = None
     sinks: Tensor | None = None
+    hidden: tuple[int, int] = (0, 0)
 
 
 def capped(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
@@ -56,6 +57,7 @@ def causal_softmax(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
     scores = capped(queries, keys, scoring)
     rows, entries = scores.shape[-2:]
     visible = torch.ones(rows, entries, dtype=torch.bool, device=scores.device).tril(entries - rows)
+    visible[:, slice(*scoring.hidden)] = False
     return weigh(scores.masked_fill(~visible, -torch.inf), scoring)
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infinipot.graphs import cycle, steady
+from infinipot.graphs import cycle
 from infinipot.host import Host, Observer
 from infinipot.layers import PotLayer
 from infinipot.observe import catalyst_look, observe, observe_layer, observe_replay, reserve, watching
@@ -87,7 +87,7 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ri
         if "replay" in needs:
             prompted["replay"] = observe_replay(host, pot, config, catalyst)
         else:
-            prompted["catalyst"] = ridden or observe(host, pot, catalyst, catalyst_look(config, catalyst.shape[1]))
+            prompted["catalyst"] = ridden or observe(host, pot, catalyst, *catalyst_look(config, catalyst.shape[1]))
     chosen = []
     for number in numbers:
         seen, index, novelty = observe_layer(host, pot, config, number, prompted)
@@ -161,19 +161,15 @@ def read_chunk(
         take(host, [pot], ids, [score_novelty])
         return None
     ridden: dict[int, Tensor] = {}
-    take(host, [pot], ids, [score_novelty], catalyst, watching(ridden, catalyst_look(config, catalyst.shape[1])))
+    take(host, [pot], ids, [score_novelty], catalyst, watching(ridden, *catalyst_look(config, catalyst.shape[1])))
     return ridden
 
 
 def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
     """Run a whole cycle, from a distilled pot to a distilled pot, as a recording; False where there is none.
 
-    A model's first such cycle runs as it is and loads what must not be loaded while recording; from the next on there is one for each pot.
     ids: [1, T], as many as fill the pot; more are to come.
     """
-    alone = catalyst is None or rides(pot, config, catalyst)
-    if not ids.is_cuda or host.unrecordable or not (alone and pot.distillations and not pot.fresh.shape[1] and steady(pot)):
-        return False
 
     def run(ids: Tensor, catalyst: Tensor | None) -> None:
         ridden = None
@@ -182,8 +178,4 @@ def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Ten
         distill(host, pot, config, catalyst, ridden)
 
     sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
-    if sizes not in host.ran:
-        host.ran.add(sizes)
-        run(ids, catalyst)
-        return True
-    return cycle(host, pot, sizes, ids, catalyst, run)
+    return (catalyst is None or rides(pot, config, catalyst)) and cycle(host, pot, sizes, ids, catalyst, run)

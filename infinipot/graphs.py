@@ -178,7 +178,10 @@ class Step:
     ) -> Tensor:
         layer, own, slot = self.rows[row][module.layer_idx](), slice(row, row + 1), self.slots[row : row + 1]  # type: ignore[index]
         assert layer is not None
-        layer.put(slot, key[own], value[own])
+        for slots, x in zip(layer.slots, (key, value), strict=True):
+            slots.data.index_copy_(2, slot, x[own])
+        if layer.rotated is not None and layer.rotation is not None:
+            layer.rotated.index_copy_(2, slot, layer.rotation.covered(key[own], slot))
         query = query[own] if layer.rotation is None else layer.rotation.covered(query[own], slot)
         keys, values, size = layer.read_keys(0, layer.capacity), layer.slots[1].data, layer.capacity
         if (row, size) not in self.unseen:
@@ -252,8 +255,15 @@ def step(host: Host, pots: Sequence[Pot], ids: Tensor, watched: bool) -> tuple[T
 def cycle(host: Host, pot: Pot, key: Any, ids: Tensor, catalyst: Tensor | None, run: Callable[[Tensor, Tensor | None], None]) -> bool:
     """Do what `run` does with ids [1, T] and a catalyst by a recording of it, kept with the pot. False, and nothing done, where there is none.
 
+    A model's first such cycle runs as it is and loads what must not be loaded while recording; from the next on there is one for each pot.
     key: what the recording depends on, beside where the pot's slots are.
     """
+    if not ids.is_cuda or host.unrecordable or not (pot.distillations and not pot.fresh.shape[1] and steady(pot)):
+        return False
+    if key not in host.ran:
+        host.ran.add(key)
+        run(ids, catalyst)
+        return True
     key = (key, addresses(pot))
     if key not in pot.cycles:
         if len(pot.cycles) >= CYCLES:

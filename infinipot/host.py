@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,14 @@ from infinipot.pot import Layout, Pot
 from infinipot.probe import TOLERANCE, rotations
 from infinipot.together import Together
 
-Observer = Callable[[int, Tensor, Tensor, Scoring], None]
-"""Gets a bounded layer's number, the queries just read and the keys of all entries, both as attention uses them: [B, H, T, D], [B, K, P, D]."""
+
+@dataclass(frozen=True)
+class Observer:
+    """look: gets a bounded layer's number, the queries just read and the keys of all entries, both as attention uses them: [B, H, T, D],
+    [B, K, P, D]. alone: so many last rows see no survivors in the bounded layers: the pinned entries, what is new, and themselves."""
+
+    look: Callable[[int, Tensor, Tensor, Scoring], None]
+    alone: int = 0
 
 
 class _Reading:
@@ -42,11 +48,23 @@ class _Reading:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
             if layer.witness is not None:
                 layer.witness = layer.witness.seeing(raw, query, key, scoring)
+            alone = 0 if self.observe is None else self.observe.alone
+            hidden = (self.pot.pinned, layer.index.shape[-1]) if alone else (0, 0)
             if self.observe is not None:
-                self.observe(number, query, key, scoring)
+                self.observe.look(number, query, key, replace(scoring, hidden=hidden))
             if self.pot.grouping is not None:
                 return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
-        shape = (query.shape[-2], key.shape[-2], layer.window, query.device, query.dtype, plain(options))
+            if alone:
+                parts = [([x[:, :, :-alone] for x in (query, key, value)], (0, 0)), ([query[:, :, -alone:], key, value], hidden)]
+                return torch.cat([self._seeing(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
+        return self._seeing(module, [query, key, value], (0, 0), layer.window, scaling, options)
+
+    def _seeing(
+        self, module: nn.Module, states: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: dict[str, Any]
+    ) -> Tensor:
+        """Attention with queries, keys and values, of the last T of N entries, less what is hidden."""
+        query, key, value = states
+        shape = (query.shape[-2], key.shape[-2], window, hidden, query.device, query.dtype, plain(options))
         if shape not in self.masks:
             self.masks[shape] = visible(*shape)
         return attention(module, query, key, value, scaling, self.masks[shape], options)

@@ -122,13 +122,6 @@ class PotLayer(CacheLayerMixin):
         if stop > self.capacity:
             self._grow(max(stop, 2 * self.capacity))
 
-    def put(self, slot: Tensor, key: Tensor, value: Tensor) -> None:
-        """Take one entry [1, K, 1, D] into the slot that a tensor [1] names; its length must be told apart (graphs.py)."""
-        for slots, x in zip(self.slots, (key, value), strict=True):
-            slots.data.index_copy_(2, slot, x)
-        if self.rotated is not None and self.rotation is not None:
-            self.rotated.index_copy_(2, slot, self.rotation.covered(key, slot))
-
     def _grow(self, size: int) -> None:
         old, turned, length = self.slots, self.rotated, self.length
         self._allocate(size, self.keys, self.values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,34 +30,35 @@ Look = Callable[[Tensor, Tensor, Scoring], Tensor]
 """What is made of a layer's queries [B, H, T, D], all its keys [B, K, P, D] and its scoring."""
 
 
-def watching(seen: dict[int, Tensor], look: Look) -> Observer:
-    """An observer that notes in `seen`, by layer, what `look` makes of it."""
+def watching(seen: dict[int, Tensor], look: Look, alone: int = 0) -> Observer:
+    """An observer that notes in `seen`, by layer, what `look` makes of it. alone: as in `Observer`."""
 
     def watch(number: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
         seen[number] = look(query, key, scoring)
 
-    return watch
+    return Observer(watch, alone)
 
 
-def observe(host: Host, pot: Pot, ids: Tensor, look: Look) -> dict[int, Tensor]:
-    """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` saw."""
+def observe(host: Host, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> dict[int, Tensor]:
+    """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` saw. alone: as in `Observer`."""
     seen: dict[int, Tensor] = {}
     before = pot.mark()
     try:
-        host.read(ids, [pot], watching(seen, look))
+        host.read(ids, [pot], watching(seen, look, alone))
     finally:
         pot.rollback(before)
     return seen
 
 
-def catalyst_look(config: PotConfig, rows: int) -> Look:
-    """What each entry receives from the catalyst, the last `rows` of those read: [B, K, P]."""
+def catalyst_look(config: PotConfig, rows: int) -> tuple[Look, int]:
+    """What each entry receives from the catalyst, the last `rows` of those read: [B, K, P]; how many of them see no survivors: all where
+    entries are judged once, while they are new."""
 
     def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         attention = causal_softmax(query[:, :, -rows:], key, scoring)
         return reduce_groups(representativeness(attention), key.shape[1], config.gqa)
 
-    return look
+    return look, rows if config.persist == "once" else 0
 
 
 def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
@@ -79,7 +81,7 @@ def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int) -> tupl
     No more than stand in the last slots in all heads: those read since the last distillation, and the recent ones that it kept.
     """
     layer = pot.layers[number]
-    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.kept_recent), layer.length - pot.pinned)
+    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.own("recent")), layer.length - pot.pinned)
     query = layer.rotate_queries(layer.witness.queries[:, :, -count:])
     attention = causal_softmax(query, layer.read_keys(0, layer.length), host.scorings[number]).sum(dim=-2)
     return reduce_groups(attention, layer.index.shape[1], config.gqa), count
@@ -92,7 +94,7 @@ def observe_layer(
     layer, needs = pot.layers[number], POLICIES[config.policy]().needs(config.novelty)
     free = slice(pot.pinned, layer.length)
     index, novelty = pot.described(layer)
-    attention = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
+    attention: dict[str, Any] = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
     window = 0
     if "received" in needs:
         attention["received"] = reduce_groups(layer.witness.received, layer.index.shape[1], config.gqa)[..., free]
@@ -107,13 +109,8 @@ def observe_layer(
         novelty=novelty[..., free] if "novelty" in needs else None,
         past=None if layer.past is None else layer.past[..., pot.pinned :],
         share=config.novelty,
-        sinks=config.kept_sinks,
-        recent=config.kept_recent,
         window=window,
-        pool=config.own("pool"),
-        pool_kind=config.own("pool_kind"),
-        shared_heads=config.own("shared_heads"),
-        persist=config.own("persist"),
+        **{name: config.own(name) for name in ("sinks", "recent", "pool", "pool_kind", "shared_heads", "persist")},
         **attention,
     )
     return seen, index, novelty

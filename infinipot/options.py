@@ -66,8 +66,9 @@ class PotConfig:
     """How the scores of the query heads that share a KV head become one."""
     shared_heads: bool | None = None
     """Whether all heads of a layer keep the same entries, by the mean of their scores."""
-    persist: float | None = None
-    """How much of the score with which it survived an entry keeps: 0 forgets it, 1 lets it keep the largest it ever had."""
+    persist: float | str | None = None
+    """How much of the score with which it survived an entry keeps: 0 forgets it, 1 lets it keep the largest it ever had. `once`: it is judged
+    once, while it is new, by a catalyst that sees no survivors, so that scores do not depend on what else is in the pot."""
     layer_budget: str | tuple[float, ...] = "uniform"
     """How |C| is shared out over layers at the same memory in all: `uniform`, `pyramid` (lower layers keep more, as in PyramidKV, arXiv
     2406.02069), or a weight for each bounded layer. A layer's |M| differs from the pot's by as much as its |C| does."""
@@ -94,16 +95,18 @@ class PotConfig:
             raise ValueError("pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read")
         if self.catalyst == "plain" and self.pot_size < 64:
             raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
-        if self.distill_to == "auto":
+        for name, value in (("distill_to", "auto"), ("persist", "once")):
             policy = POLICIES[self.policy]()
             needs = policy.needs(self.novelty)
-            if "catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1:
-                raise ValueError("distill_to='auto' goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
+            if getattr(self, name) == value and ("catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1):
+                raise ValueError(f"{name}={value!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
+        if self.persist == "once" and (self.distill_to == "auto" or self.own("pool_kind") == "both"):
+            raise ValueError("persist='once' needs scores that can be compared later: not with distill_to='auto' or pool_kind='both'")
         if POLICIES[self.policy].reads == "pot":
             within("distill_to", self.survivors, 1, self.pot_size - 1)
-            if self.kept_sinks + self.kept_recent > self.least_survivors:
+            if self.own("sinks") + self.own("recent") > self.least_survivors:
                 raise ValueError(
-                    f"sinks={self.kept_sinks} + recent={self.kept_recent} do not fit in distill_to={self.least_survivors}: keep fewer, or "
+                    f"sinks={self.own('sinks')} + recent={self.own('recent')} do not fit in distill_to={self.least_survivors}: keep fewer, or "
                     "distil to more"
                 )
 
@@ -143,10 +146,10 @@ class PotConfig:
             within(name, value, low)
         for name in ("novelty", "coverage", "persist"):
             value = getattr(self, name)
-            if value is None and name == "persist":
+            if name == "persist" and value in (None, "once"):
                 continue
             if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} is not allowed: it must be a number between 0 and 1")
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a number between 0 and 1" + ", or 'once'" * (name == "persist"))
             within(name, value, 0, 1)
         if self.pool and self.pool % 2 == 0:
             raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
@@ -168,14 +171,6 @@ class PotConfig:
         """The fewest entries a distillation leaves, before layers share them out."""
         return max(1, self.pot_size // 8) if self.distill_to == "auto" else self.survivors
 
-    @property
-    def kept_sinks(self) -> int:
-        return int(self.own("sinks"))
-
-    @property
-    def kept_recent(self) -> int:
-        return int(self.own("recent"))
-
     def own(self, name: str) -> Any:
         """An option; where it is None, its default for this policy and these sizes."""
         value, policy = getattr(self, name), POLICIES[self.policy]
@@ -196,11 +191,11 @@ class PotConfig:
         if len(weights) != layers:
             raise ValueError(f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many")
         shares = apportion(layers * self.survivors, [float(weight) for weight in weights])
-        fixed = max(1, self.kept_sinks + self.kept_recent)
+        fixed = max(1, self.own("sinks") + self.own("recent"))
         if min(shares) < fixed:
             raise ValueError(
-                f"layer_budget leaves a layer {min(shares)} entries, fewer than sinks={self.kept_sinks} + recent={self.kept_recent}, and at "
-                "least 1: distil to more, weigh layers more evenly, or give a smaller recent"
+                f"layer_budget leaves a layer {min(shares)} entries, fewer than sinks={self.own('sinks')} + recent={self.own('recent')}, and "
+                "at least 1: distil to more, weigh layers more evenly, or give a smaller recent"
             )
         return shares
 

@@ -9,25 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 REDUCTIONS = ("mean", "max", "sum")
-POOLINGS = ("avg", "max")
+POOLINGS = ("avg", "max", "both")
 
 
 def reduce_groups(scores: Tensor, kv_heads: int, how: str = "mean") -> Tensor:
     """Scores per query head [B, H, P] -> per KV head [B, K, P]; the H/K query heads of a KV head stand together."""
     groups = scores.unflatten(1, (kv_heads, -1))
-    if how == "max":
-        return groups.amax(dim=2)
-    return groups.mean(dim=2) if how == "mean" else groups.sum(dim=2)
+    return {"mean": groups.mean, "max": groups.amax, "sum": groups.sum}[how](dim=2)
 
 
 def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
     """Smooth scores [B, K, P] along the slots with a centred window of `kernel` (odd) slots; 0 or 1 leaves them.
 
     At the ends the window holds fewer slots and the average divides by how many there are. Smoothing keeps neighbours of a strong entry,
-    so phrases survive whole.
+    so phrases survive whole. both: an entry's place by its own score or by its neighbourhood's average, whichever is the better one.
     """
     if kernel <= 1:
         return scores
+    if kind == "both":
+        places = [x.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for x in (scores, pool(scores, kernel))]
+        return -torch.minimum(*places).float()
     if kind == "max":
         return F.max_pool1d(scores, kernel, stride=1, padding=kernel // 2)
     return F.avg_pool1d(scores, kernel, stride=1, padding=kernel // 2, count_include_pad=False)

@@ -16,7 +16,7 @@ class Methods(Reference):
     """budgets: |C| by layer (at the same room for all). coverage: distil to as few as hold this share of the catalyst's attention."""
 
     def __init__(
-        self, model: Any, *, policy: str = "infinipot", window: int = 0, shared: bool = False, persist: float = 0.0, replay: int = 0,
+        self, model: Any, *, policy: str = "infinipot", window: int = 0, shared: bool = False, persist: float | str = 0.0, replay: int = 0,
         budgets: Sequence[int] | None = None, coverage: float | None = None, least: int = 1, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, **options)
@@ -28,6 +28,7 @@ class Methods(Reference):
         self.fresh: list[int] = []
         self.queries: list[list[Tensor]] = []  # [token of the text][layer] -> [H, D]
         self.past: dict[tuple[int, int, int], float] = {}  # (layer, kv_head, index) -> score
+        self.survivors = [0] * len(self.layers)  # entries of the last distillation, pinned ones among them
 
     @torch.no_grad()
     def read(self, ids: Sequence[int]) -> None:
@@ -93,7 +94,8 @@ class Methods(Reference):
 
     def scores(self) -> Scores:
         if self.policy == "infinipot":
-            return [[torch.tensor(s) for s in heads] for heads in self.representativeness()]
+            unseen = [(self.pinned, own) for own in self.survivors] if self.persist == "once" else ()
+            return [[torch.tensor(s) for s in heads] for heads in self.representativeness(unseen)]
         if self.policy in ("tova", "snapkv"):
             return self.newest()
         if self.policy in ("h2o", "kvzip"):
@@ -123,15 +125,21 @@ class Methods(Reference):
             if self.shared:
                 scores = [sum(scores) / len(scores)] * len(scores)
             for head, (pot, score) in enumerate(zip(pots, scores, strict=True)):
-                lasting = [
-                    max(s, self.persist * self.past.get((n, head, e.index), -torch.inf)) for s, e in zip(score.tolist(), pot, strict=True)
-                ]
+                if self.persist == "once":
+                    old = max(self.pinned, self.survivors[n])
+                    lasting = [self.past[n, head, entry.index] for entry in pot[:old]] if self.survivors[n] else [0.0] * self.pinned
+                    lasting = smoothed = lasting + smooth(score.tolist()[old:], self.pool, self.pool_kind)
+                else:
+                    lasting = [
+                        max(s, self.persist * self.past.get((n, head, e.index), -torch.inf)) for s, e in zip(score.tolist(), pot, strict=True)
+                    ]
+                    smoothed = lasting[: self.pinned] + smooth(lasting[self.pinned :], self.pool, self.pool_kind)
                 if self.persist:
                     self.past |= {(n, head, entry.index): value for entry, value in zip(pot, lasting, strict=True)}
-                smoothed = lasting[: self.pinned] + smooth(lasting[self.pinned :], self.pool, self.pool_kind)
                 novelties = [entry.novelty for entry in pot]
                 pot[:] = [pot[s] for s in select(novelties, smoothed, self.pinned, budget, self.sinks, self.recent, self.novelty)]
                 for slot, entry in enumerate(pot):
                     entry.position = slot
+        self.survivors = [len(pots[0]) for pots in self.entries]
         self.fresh.clear()
         self.distillations += 1

@@ -37,7 +37,12 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def smooth(scores: list[float], kernel: int, kind: str) -> list[float]:
-    """Mean or maximum over the `kernel` slots around each slot; at the edges, over those that exist; 0, 1: as it is."""
+    """Mean or maximum over the `kernel` slots around each slot; at the edges, over those that exist; 0, 1: as it is.
+    both: minus the better of a slot's places by its own score and by the mean around it."""
+    if kind == "both" and kernel > 1:
+        lists = scores, smooth(scores, kernel, "avg")
+        orders = [sorted(range(len(scores)), key=lambda s, own=own: (-own[s], s)) for own in lists]
+        return [float(-min(order.index(s) for order in orders)) for s in range(len(scores))]
     windows = [scores[max(0, s - kernel // 2): s + kernel // 2 + 1] for s in range(len(scores))]
     return [max(w) if kind == "max" else sum(w) / len(w) for w in windows]
 
@@ -71,7 +76,7 @@ class Reference:
         self.pinned, self.distill_to, self.sinks, self.recent, self.novelty = pinned, distill_to, sinks, recent, novelty
         assert model.config.rope_parameters["rope_type"] == "default" and model.config.hidden_act == "silu"
         assert pinned + distill_to < self.limit, "pot_size leaves no room for reading"
-        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_kind in ("avg", "max")
+        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_kind in ("avg", "max", "both")
         self.entries = [[[] for _ in range(self.kv_heads)] for _ in self.layers]
         self.distillations = self.tokens_read = 0
         self.hidden = torch.empty(0)  # of the last token of the text, after the final norm
@@ -89,10 +94,13 @@ class Reference:
         """[V], float32: the prediction made when the last token of the text was read."""
         return linear(self.model.lm_head, self.hidden)
 
-    def forward(self, token: int, index: int, novelty: float) -> tuple[Tensor, list[list[Tensor]]]:
-        """One token: appends an entry to every head; gives the last hidden state and [layer][query_head] attention."""
+    def forward(self, token: int, index: int, novelty: float, unseen: Sequence[tuple[int, int]] = ()
+                ) -> tuple[Tensor, list[list[Tensor]]]:
+        """One token: appends an entry to every head; gives the last hidden state and [layer][query_head] attention.
+        unseen: by layer, slots [start, stop) that it does not look at."""
         x, rows, self.asked = self.model.model.embed_tokens.weight[token], [], []  # asked: [layer] -> queries [H, D], raw
-        for layer, pots in zip(self.layers, self.entries, strict=True):
+        unseen = unseen or [(0, 0)] * len(self.layers)
+        for layer, pots, hidden in zip(self.layers, self.entries, unseen, strict=True):
             attention = layer.self_attn
             y = rms_norm(layer.input_layernorm.weight, x, self.eps)
             queries = linear(attention.q_proj, y).view(self.heads, -1)
@@ -111,7 +119,9 @@ class Reference:
                 group = self.heads // self.kv_heads
                 for query in queries[kv_head * group: (kv_head + 1) * group]:
                     query = rope(query[None], places[-1:], self.theta)[0]  # a query sits where its own entry does
-                    weights.append((turned @ query / len(query) ** 0.5).softmax(dim=0))
+                    scores = turned @ query / len(query) ** 0.5
+                    scores[hidden[0]: hidden[1]] = -torch.inf
+                    weights.append(scores.softmax(dim=0))
                     mixed.append(weights[-1] @ stacked)
             rows.append(weights)
             x = x + linear(attention.o_proj, torch.cat(mixed))
@@ -120,12 +130,12 @@ class Reference:
             x = x + linear(layer.mlp.down_proj, gate * torch.sigmoid(gate) * linear(layer.mlp.up_proj, y))
         return rms_norm(self.model.model.norm.weight, x, self.eps), rows
 
-    def representativeness(self) -> list[list[list[float]]]:
+    def representativeness(self, unseen: Sequence[tuple[int, int]] = ()) -> list[list[list[float]]]:
         """Eq. 2: [layer][kv_head][slot], the attention each entry gets from the catalyst, which is then forgotten."""
         held = [len(pots[0]) for pots in self.entries]
         sums = [[torch.zeros(n) for _ in range(self.heads)] for n in held]
         for i, token in enumerate(self.catalyst):
-            _, rows = self.forward(token, self.tokens_read + i, 0.0)
+            _, rows = self.forward(token, self.tokens_read + i, 0.0, unseen)
             # The catalyst's own columns are dropped; the rest is not renormalised
             sums = [[s + row[:n] for s, row in zip(*pair, strict=True)] for n, *pair in zip(held, sums, rows, strict=True)]
         for n, pots in zip(held, self.entries, strict=True):

@@ -56,7 +56,14 @@ def gpu_pair(family: str, dtype: torch.dtype, **options) -> tuple[Session, Sessi
 
 @pytest.mark.parametrize("family", [pytest.param(family, marks=gpu) for family in FAMILIES])
 @pytest.mark.parametrize(
-    "options", [{}, {"novelty": 0.0, "persist": 0.5}, {"policy": "streaming"}, {"chunk_tokens": 512, "sinks": 3, "pool": 5}]
+    "options",
+    [
+        {},
+        {"novelty": 0.0, "persist": 0.5},
+        {"persist": "once", "gqa": "max"},
+        {"policy": "streaming"},
+        {"chunk_tokens": 512, "sinks": 3, "pool": 5},
+    ],
 )
 def test_recorded_cycles(family: str, options: dict) -> None:
     one, other = gpu_pair(family, torch.float32, **options)

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from naive_methods import Methods
 from reference import rope
+from test_families import host
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
 from infinipot.answering import Turn
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
-from infinipot.observe import observe_newest, replay_tokens
+from infinipot.observe import catalyst_look, observe, observe_newest, replay_tokens
 from infinipot.policies import POLICIES
 from infinipot.positions import Rotation
 
@@ -37,6 +38,10 @@ CASES = {
     "shared heads": {"novelty": 0.5, "shared_heads": True},
     "largest score ever": {"novelty": 0.0, "persist": 1.0, "pool": 3},
     "past scores fade": {"novelty": 0.5, "persist": 0.7},
+    "judged once": {"novelty": 0.25, "persist": "once", "pool": 5},
+    "judged once, by weight": {"novelty": 0.0, "persist": "once", "gqa": "max", "pool": 3, "layer_budget": (3.0, 2.0, 1.0)},
+    "judged once, shared heads": {"novelty": 0.5, "persist": "once", "shared_heads": True, "pool": 3, "pool_kind": "max", "sinks": 2},
+    "by own or neighbours' score": {"novelty": 0.25, "pool": 5, "pool_kind": "both"},
     "pyramid": {"novelty": 0.5, "layer_budget": "pyramid"},
     "layers by weight": {"policy": "h2o", "layer_budget": (3.0, 2.0, 1.0), "recent": 2},
     "auto": {"novelty": 0.0, "distill_to": "auto", "coverage": 0.8},
@@ -64,8 +69,8 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
         distill_to=config.survivors,
         novelty=policy.share(config.novelty),
         catalyst=catalyst,
-        sinks=config.kept_sinks,
-        recent=config.kept_recent,
+        sinks=config.own("sinks"),
+        recent=config.own("recent"),
         pool=config.own("pool"),
         pool_kind=config.own("pool_kind"),
         gqa=config.gqa,
@@ -237,8 +242,54 @@ def test_layer_budgets_are_checked_at_once_and_do_not_touch_other_policies() -> 
     [
         {"catalyst": 5}, {"layer_budget": 0.5}, {"layer_budget": ("a", "b")}, {"layer_budget": (float("inf"), 1)}, {"novelty": "0.5"},
         {"coverage": None}, {"policy": None}, {"pot_dtype": torch.int8}, {"distill_to": "auto", "policy": "kvzip"}, {"persist": "x"},
+        {"persist": True}, {"persist": 1.5}, {"persist": "once", "distill_to": "auto"},
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_a_sentence(options: dict) -> None:
     with pytest.raises((TypeError, ValueError), match="is not allowed|auto"):
         PotConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"policy": "h2o"}, "goes by the catalyst's attention: use policy 'infinipot' with novelty below 1"),
+        ({"policy": "kvzip"}, "goes by the catalyst's attention"),
+        ({"novelty": 1.0}, "goes by the catalyst's attention"),
+        ({"pool_kind": "both"}, "scores that can be compared later"),
+    ],
+)
+def test_judged_once_is_refused_where_it_means_nothing(options: dict, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        PotConfig(persist="once", **options)
+
+
+@pytest.mark.parametrize("family", ["Llama-3.1", "Gemma-2", "Gemma-3", "gpt-oss", "GLM-4"])
+def test_judged_once_in_every_kind_of_attention(family: str) -> None:
+    """Soft-caps, sinks, windows, interleaved rotation: the catalyst rides behind the last chunk or is read by itself, and sees no survivors."""
+    sessions = []
+    for chunk in (5, 512):
+        config = PotConfig(pot_size=40, distill_to=20, persist="once", pool=3, chunk_tokens=chunk)
+        session = Session(host(family), None, config)
+        session.append(random_ids(150), question=CATALYST)
+        assert session.stats.distillations >= 4
+        assert session.stats.peak_entries <= 40
+        sessions.append(session)
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("logits", sessions[0].logits, sessions[1].logits)
+
+
+def test_what_an_entry_is_worth_does_not_depend_on_the_survivors() -> None:
+    """The same fresh text after two different pasts: with one layer, whose keys depend on nothing but the token, it is judged the same."""
+    model, fresh = make_tiny("llama", layers=1), random_ids(23, seed=8)
+    judged = {}
+    for persist in (None, "once"):
+        found = []
+        for seed in (1, 2):
+            session = Session(model, None, PotConfig(pot_size=48, distill_to=20, novelty=0.0, persist=persist, pool=0))
+            session.append(random_ids(43, seed=seed) + fresh, question=CATALYST)
+            look, alone = catalyst_look(session.config, len(CATALYST))
+            found.append(observe(session.host, session.pot, torch.tensor([CATALYST]), look, alone)[0][..., -23:])
+        judged[persist] = float((found[0] - found[1]).abs().max() / found[0].abs().max())
+    assert judged["once"] < 1e-5
+    assert judged[None] > 1e-3

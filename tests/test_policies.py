@@ -36,7 +36,8 @@ def observation(entries: int = 40, **options) -> Observation:
 @pytest.mark.parametrize("budget", [5, 6, 17, 40])
 def test_every_policy_keeps_the_budget_in_text_order(name: str, budget: int) -> None:
     seen = observation()
-    indices = POLICIES[name]().keep(seen, budget)
+    policy = POLICIES[name]()
+    indices = policy.choose(seen, policy.judge(seen), budget)
     assert indices.shape == (1, 2, budget)
     assert (indices.diff(dim=-1) > 0).all(), "ascending, none twice"
     for head in indices[0].tolist():
@@ -63,7 +64,7 @@ def test_sliding_window_keeps_the_newest() -> None:
 def test_keydiff_by_the_paper() -> None:
     """Similarity of each key to the mean of the normalised keys of its head; the least similar stay."""
     seen = observation(sinks=0, recent=0)
-    for head, indices in zip(seen.rotated[0], KeyDiff().keep(seen, 10)[0].tolist(), strict=True):
+    for head, indices in zip(seen.rotated[0], KeyDiff().choose(seen, KeyDiff().judge(seen), 10)[0].tolist(), strict=True):
         anchor = sum(key / key.norm() for key in head) / len(head)
         likeness = [float(key @ anchor / (key.norm() * anchor.norm())) for key in head]
         assert indices == sorted(sorted(range(40), key=lambda slot: likeness[slot])[:10])

@@ -72,15 +72,15 @@ def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
     host, config, catalyst = session.host, session._reader.config, session._reader.usual
     if catalyst is None or "catalyst" not in POLICIES[config.policy]().needs(config.novelty):
         return {}
-    look = catalyst_look(config, catalyst.shape[1])
+    look, unseeing = catalyst_look(config, catalyst.shape[1])
     if not distill.rides(session.pot, config, catalyst):
         full = filled(session, ids)
-        forward, whole = (cost_s(partial(observe, host, full, catalyst, see)) for see in (blind, look))
+        forward, whole = (cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look))
         return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
     def take(pot: Pot, rider: Tensor | None = None, look: Any = None) -> None:
-        distill.take(host, [pot], chunk, [False], rider, None if look is None else watching({}, look))
+        distill.take(host, [pot], chunk, [False], rider, None if look is None else watching({}, look, unseeing))
 
     alone, forward, whole = (
         cost_s(work, lambda: (session.pot.copy(),))
@@ -100,7 +100,7 @@ def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
     full = filled(session, ids)
     ridden = None
     if catalyst is not None and distill.rides(session.pot, config, catalyst):
-        ridden = observe(host, full, catalyst, catalyst_look(config, catalyst.shape[1]))
+        ridden = observe(host, full, catalyst, *catalyst_look(config, catalyst.shape[1]))
     whole = cost_s(lambda pot: distill.distill(host, pot, config, catalyst, ridden), lambda: (full.copy(),))
     compaction = cost_s(lambda pot: distill.distill(host, pot, simple(config), None), lambda: (full.copy(),))
     if ridden is None and catalyst is not None:

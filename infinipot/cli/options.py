@@ -42,6 +42,10 @@ def whole_or_auto(text: Any) -> int | str:
     return "auto" if text == "auto" else whole(text)
 
 
+def number_or_once(text: Any) -> float | str:
+    return "once" if text == "once" else number(text)
+
+
 def weights(text: Any) -> Any:
     """`uniform`, `pyramid`, or numbers with commas between, also behind the last."""
     return tuple(number(part) for part in text.removesuffix(",").split(",")) if "," in text else text
@@ -115,11 +119,13 @@ POT = (
     option("recent", int, "Newest entries that always stay. [default: the policy's]"),
     option("window", int, "How many newest tokens' attention counts (snapkv, tova). [default: the policy's]"),
     option("pool", int, "Smooth scores over this many neighbours, an odd number; 0 does not. [default: the policy's]"),
-    option("pool_kind", str, "avg or max. [default: the policy's]"),
+    option("pool_kind", str, "avg, max, or both: by an entry's own score or its neighbourhood's average, whichever ranks better. "
+           "[default: the policy's]"),
     option("gqa", str, "How query heads that share a KV head vote: mean, max or sum."),
     option("shared_heads", bool, "All heads of a layer keep the same entries, or each its own. [default: the policy's]",
            "--shared-heads/--own-heads"),
-    option("persist", float, "How much of the score with which it survived an entry keeps, 0 to 1. [default: the policy's]"),
+    option("persist", float, "How much of the score with which it survived an entry keeps, 0 to 1; once: entries are judged while they are "
+           "new, and never again. [default: the policy's]", parser=number_or_once, metavar="X|once"),
     option("layer_budget", str, "How survivors are shared out over layers: uniform, pyramid, or a weight for each, with commas.",
            parser=weights),
     option("pot_dtype", str, "Store entries in int8 or fp8. [default: in the model's own type]"),

@@ -51,7 +51,7 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
-    seen = observe(session.host, session.pot, token, catalyst_look(config, 1))
+    seen = observe(session.host, session.pot, token, *catalyst_look(config, 1))
     attention = torch.stack([seen[layer][0, :, :count].cpu() for layer in sorted(seen)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]

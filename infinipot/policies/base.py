@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from infinipot.selection import choose, persistent, pool
@@ -28,7 +29,7 @@ class Observation:
     window                         how many newest tokens `newest` speaks of
     pool, pool_kind                how scores are smoothed along the slots
     shared_heads                   whether all heads keep the same entries
-    persist                        how much of its past score an entry keeps, 0 .. 1
+    persist                        how much of its past score an entry keeps, 0 .. 1; "once": all of it, and no other
 
     Attention is float32, reduced to KV heads. What a policy does not need (`Policy.needs`) is None.
     """
@@ -50,7 +51,7 @@ class Observation:
     pool: int = 0
     pool_kind: str = "avg"
     shared_heads: bool = False
-    persist: float = 0.0
+    persist: float | str = 0.0
 
     def given(self, name: str) -> Tensor:
         """What a policy needs and has therefore been given."""
@@ -73,7 +74,7 @@ class Policy:
     pool: ClassVar[int] = 0
     pool_kind: ClassVar[str] = "avg"
     shared_heads: ClassVar[bool] = False
-    persist: ClassVar[float] = 0.0
+    persist: ClassVar[float | str] = 0.0
     catalyst: ClassVar[str | None] = None
     """The kind of catalyst, where it is not the question, or `general` without one."""
     grouped: ClassVar[bool] = False
@@ -104,14 +105,13 @@ class Policy:
             return None
         if seen.shared_heads:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
+        if isinstance(seen.persist, str):  # smoothed among what is new, as its neighbours will not be the same again
+            past = scores[..., :0] if seen.past is None else seen.past
+            return torch.cat((past, pool(scores[..., past.shape[-1] :], seen.pool, seen.pool_kind)), dim=-1)
         return scores if seen.past is None else persistent(scores, seen.past, seen.persist)
 
     def choose(self, seen: Observation, scores: Tensor | None, budget: int) -> Tensor:
         """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among them."""
-        smooth = None if scores is None else pool(scores, seen.pool, seen.pool_kind)
+        smooth = scores if scores is None or seen.persist == "once" else pool(scores, seen.pool, seen.pool_kind)
         share = self.share(seen.share)
         return choose(budget, novelty=seen.novelty, scores=smooth, share=share, sinks=seen.sinks, recent=seen.recent)
-
-    def keep(self, seen: Observation, budget: int) -> Tensor:
-        """The entries that stay, judged and chosen."""
-        return self.choose(seen, self.judge(seen), budget)
