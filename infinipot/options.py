@@ -12,8 +12,12 @@ from infinipot.policies import POLICIES
 from infinipot.selection import POOLINGS, REDUCTIONS, apportion
 from infinipot.slots import QUANTISED
 
-RECIPES: dict[str, dict[str, Any]] = {"paper": {"novelty": 0.5, "pool": 0}}
-"""Options as a paper has them, where our defaults are others (docs/results.md says why)."""
+RECIPES: dict[str, dict[str, Any]] = {
+    "paper": {"novelty": 0.5, "pool": 0},
+    "facts": {"catalyst": "facts", "persist": "once", "gqa": "max", "pool": 21},
+}
+"""Presets: options as the paper has them, where our defaults are others; and those that keep single facts of which nobody knows yet that they
+will be asked for (docs/results.md says why)."""
 PYRAMID = 20
 """How much less than the mean the top layer keeps under `pyramid` (PyramidKV's beta)."""
 

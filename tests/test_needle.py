@@ -307,6 +307,8 @@ def test_a_preset_is_the_paper_s_recipe() -> None:
     assert (ours.novelty, ours.own("pool")) == (0.25, 7)
     assert method("infinipot:preset=paper:novelty=0", base).config.novelty == 0
     assert method("infinipot:novelty=0:preset=paper", base).config.novelty == 0, "in whatever order"
+    facts = method("infinipot:preset=facts", base)
+    assert (facts.config.catalyst, facts.config.persist, facts.question) == ("facts", "once", "unknown")
     shared = methods("infinipot,snapkv,infinipot:pool=13", base, preset="paper")
     assert [one.config.own("pool") for one in shared] == [0, 7, 13], "other methods have their own"
     assert method("infinipot", {**base, "novelty": 0.1}, preset="paper").config.novelty == 0.1
