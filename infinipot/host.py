@@ -37,7 +37,7 @@ class _Reading:
     """One forward pass over a pot: raw keys go in, queries turn by slot."""
 
     def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
-        self.pot, self.observe, self.scorings = pot, observe, scorings
+        self.pot, self.observe, self.scorings = pot, observe or Observer(lambda *seen: None), scorings
         self.masks: dict[tuple[Any, ...], Tensor | None] = {}
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
@@ -48,10 +48,9 @@ class _Reading:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
             if layer.witness is not None:
                 layer.witness = layer.witness.seeing(raw, query, key, scoring)
-            alone = 0 if self.observe is None else self.observe.alone
+            alone = self.observe.alone
             hidden = (self.pot.pinned, layer.index.shape[-1]) if alone else (0, 0)
-            if self.observe is not None:
-                self.observe.look(number, query, key, replace(scoring, hidden=hidden))
+            self.observe.look(number, query, key, replace(scoring, hidden=hidden))
             if self.pot.grouping is not None:
                 return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
             if alone:

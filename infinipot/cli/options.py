@@ -108,8 +108,8 @@ POT = (
            "[default: half the pot]", parser=whole_or_auto, metavar="N|auto"),
     option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
     option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
-    option("preset", str, "paper: novelty 0.5 and no pooling, as InfiniPot was published; facts: keeps single facts when the question is not known. "
-           "Options given beside it count more."),
+    option("preset", str, "paper: novelty 0.5 and no pooling, as InfiniPot was published; facts: keeps single facts when the question "
+           "is not known. Options given beside it count more."),
     option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
     option("catalyst", str, "question, general, general-1, general-2, facts, unrelated, repeat, plain, or a prompt of your own. "
            "[default: the policy's, else the question if there is one, else general]"),
