@@ -28,7 +28,12 @@ class Post:
     def deliver(self) -> None:
         if self.bag:
             bag, self.bag = self.bag, []
-            bag[0][0].tell(lambda: [mailbox.put(event) for mailbox, event in bag])  # a server has one loop
+
+            def empty() -> None:
+                for mailbox, event in bag:
+                    mailbox.put(event)
+
+            bag[0][0].tell(empty)  # a server has one loop
 
 
 class Mailbox:
