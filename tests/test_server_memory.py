@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
@@ -9,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from live import live
+
+from infinipot.pot import Pot
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
@@ -30,3 +34,23 @@ def test_threads_share_two_heaps(tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", code, str(path), str(Path(__file__).parents[1])], env=environment, check=True)
         heaps.append(path.read_text().count("<heap nr"))
     assert heaps == [2, 5]
+
+
+def test_pots_that_leave_memory_are_gone_at_once(tmp_path: Path) -> None:
+    """Not when the garbage is collected next: until then a busy server would hold many more than it was told to."""
+
+    def pots() -> int:
+        return sum(isinstance(one, Pot) for one in gc.get_objects())
+
+    with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:
+        said = {name: here.chat(f"I am {name}").choices[0].message.content for name in ("Anna", "Ben", "Carl", "Dora")}
+        gc.collect()
+        gc.disable()
+        try:
+            before = pots()
+            for name, answer in said.items():
+                assert here.chat(f"I am {name}", answer, "Who am I?").usage.prompt_tokens_details.cached_tokens > 0
+            here.wait("infinipot_running", 0)
+            assert pots() <= before + 2  # those of one place: conversations that came from disk were there before, too
+        finally:
+            gc.enable()
