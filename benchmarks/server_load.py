@@ -10,6 +10,7 @@ conversation begins with words of its own, and its answers are first asked for w
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 import statistics
@@ -20,6 +21,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import psutil
@@ -91,21 +93,34 @@ class Clients:
                     self.wrong.append(repr(problem))
 
 
+async def answer(address: str, body: dict[str, Any]) -> tuple[float, float]:
+    """When the first piece of a streamed answer came, and when its end did. The bytes are only counted, in one thread for all clients: what a
+    client makes of them takes cores from the server, and is no figure of its."""
+    place, content = urlsplit(address), json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n"
+    writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
+    said, began, end = b"", 0.0, 0.0
+    while block := await reader.read(1 << 16):
+        said, end = said + block, time.perf_counter()
+        if not began and said.count(b"data: ") > 1:  # the first only names the role
+            began = end
+    writer.close()
+    if b"data: [DONE]" not in said:
+        raise SystemExit(f"an answer was not complete: {said[-300:]!r}")
+    return began, end
+
+
 def speed(address: str, name: str, clients: int, tokens: int) -> float:
     """Tokens per second of all answers together, between their first tokens and their last."""
-    times: list[tuple[float, float]] = []
 
-    def one(number: int) -> None:
-        body = {"model": name, "messages": [{"role": "user", "content": f"Tell me story {number}."}], "max_tokens": tokens, "stream": True}
-        with httpx.Client(base_url=address, timeout=300) as http, http.stream("POST", "/v1/chat/completions", json=body) as reply:
-            stamps = [time.perf_counter() for line in reply.iter_lines() if line.startswith("data: {")]
-        times.append((stamps[1], stamps[-1]))
+    async def all_at_once() -> list[tuple[float, float]]:
+        asked = [{"role": "user", "content": f"Tell me story {number}."} for number in range(clients)]
+        return await asyncio.gather(
+            *(answer(address, {"model": name, "messages": [one], "max_tokens": tokens, "stream": True}) for one in asked)
+        )
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    times = asyncio.run(all_at_once())
     return clients * tokens / (max(end for _, end in times) - min(start for start, _ in times))
 
 
@@ -115,6 +130,13 @@ def slope(samples: list[tuple[float, float]]) -> float:
     return statistics.linear_regression([at for at, _ in late], [size for _, size in late]).slope
 
 
+def growth(samples: list[tuple[float, float]]) -> float:
+    """Bytes by which the last quarter is above the second, on average."""
+    quarter = len(samples) // 4
+    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+    return statistics.fmean(size for _, size in last) - statistics.fmean(size for _, size in second)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="tiny")
@@ -122,6 +144,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--pot-size", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer when speed is measured")
+    parser.add_argument("--rounds", type=int, default=7, help="how often speed is measured, one client and eight in turn; medians count")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = tiny(Path(folder) / "tiny") if args.model == "tiny" else args.model
@@ -129,7 +152,8 @@ def main() -> int:
         with served(model, *options) as (address, pid):
             clients = Clients(address, httpx.get(f"{address}/v1/models").json()["data"][0]["id"], args.pot_size)
             speed(address, clients.name, 8, 32)  # warm up
-            speeds = {count: statistics.median(speed(address, clients.name, count, args.tokens) for _ in range(3)) for count in (1, 8)}
+            rounds = [{count: speed(address, clients.name, count, args.tokens) for count in (1, 8)} for _ in range(args.rounds)]
+            speeds = {count: statistics.median(one[count] for one in rounds) for count in (1, 8)}
             print(f"one client {speeds[1]:,.0f} tok/s, eight {speeds[8]:,.0f} tok/s: x {speeds[8] / speeds[1]:.2f}", file=sys.stderr)
             with httpx.Client(base_url=address, timeout=300) as http:
                 clients.expected = {talk: clients.talk(http, talk, None) for talk in range(args.clients)}
@@ -153,8 +177,10 @@ def main() -> int:
         **{name: clients.count[name] for name in ("answers", "conversations", "left", "errors", "cross-talk")},
         "rss_bytes_first_last": [samples[len(samples) // 4][1], samples[-1][1]],
         "rss_slope_kib_per_minute": round(slope(samples) * 60 / 1024, 1),
+        "rss_growth_kib_second_to_last_quarter": round(growth(samples) / 1024, 1),
         "decode_tps": {str(count): round(tps, 1) for count, tps in speeds.items()},
         "eight_over_one": round(speeds[8] / speeds[1], 2),
+        "eight_over_one_by_round": [round(one[8] / one[1], 2) for one in rounds],
     }
     keep("server_load", result)
     for line in clients.wrong[:5]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,20 @@ def test_provenance(tmp_path: Path) -> None:
     assert about["model"]["class"] == "LlamaForCausalLM"
     assert about["pot"]["tokens_read"] > 700
     assert about["tokenizer_sha256"]
+
+
+def test_reading_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A server brings pots back from disk for as long as it lives."""
+    saved(tmp_path / "a.pot")
+
+    def left(times: int) -> int:
+        before = sys.getallocatedblocks()
+        for _ in range(times):
+            files.read(tmp_path / "a.pot")
+        return sys.getallocatedblocks() - before
+
+    left(50)
+    assert left(200) < 200
 
 
 def test_damage_is_found_and_loses_nothing(tmp_path: Path) -> None:

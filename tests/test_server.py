@@ -13,6 +13,7 @@ import torch
 from live import CONFIG, Live, live, tiny
 
 from infinipot import Session
+from infinipot.server.step import a_core_less
 
 MODEL, TOKENIZER = tiny()
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
@@ -109,6 +110,18 @@ def test_an_answer_ends_by_itself() -> None:
         reply = here.openai.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hello"}])
         assert reply.choices[0].finish_reason == "stop"
         assert reply.usage.completion_tokens < 40
+
+
+def test_a_token_leaves_a_core_to_others() -> None:
+    before = torch.get_num_threads()
+    try:
+        for there, device, used in ((3, "cpu", 2), (1, "cpu", 1), (3, "cuda", 3)):
+            torch.set_num_threads(there)
+            with a_core_less(torch.device(device)):
+                assert torch.get_num_threads() == used
+            assert torch.get_num_threads() == there
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_completions(server: Live) -> None:

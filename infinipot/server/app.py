@@ -131,31 +131,31 @@ async def chained(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 async def streamed(serving: Serving, works: list[Work], form: Form, usage: bool) -> AsyncIterator[str]:
-    """Server-sent events: pieces as they come, comments while there are none, [DONE]."""
-    started, reports = time.monotonic(), []
+    """Server-sent events: pieces as they come, comments while there are none, [DONE]. What is there at once, is sent at once."""
+    started, reports, ready = time.monotonic(), [], ""
     async with running(serving.engine, [work for work, _ in works]):
         for number, (work, mailbox) in enumerate(works):
             event: Event | None = await mailbox.next(ALIVE_S)
-            for chunk in form.first(number):
-                yield sse(chunk)
+            ready += "".join(map(sse, form.first(number)))
             while not isinstance(event, Done):
                 if event is None:
-                    yield comment(f"read {work.tokens_read} of {len(work.prompt.ids) - work.cached_tokens} tokens")
+                    ready += comment(f"read {work.tokens_read} of {len(work.prompt.ids) - work.cached_tokens} tokens")
                 else:
                     if started:
                         serving.metrics.first_token_s.observe(time.monotonic() - started)
                         started = 0.0
-                    yield sse(form.piece(number, event))  # type: ignore[arg-type]
+                    ready += sse(form.piece(number, event))  # type: ignore[arg-type]
+                if not mailbox.events:
+                    yield ready
+                    ready = ""
                 try:
                     event = await mailbox.next(ALIVE_S)
                 except Refusal as problem:
-                    yield sse(problem.body())
+                    yield ready + sse(problem.body())
                     return
             reports.append(event.report)
-            yield sse(form.end(number, event))
-        if usage:
-            yield sse(form.usage(reports))
-        yield DONE
+            ready += sse(form.end(number, event))
+        yield ready + (sse(form.usage(reports)) if usage else "") + DONE
 
 
 # ---------------------------------------------------------------- refusing

@@ -18,10 +18,11 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.host import Host
 from infinipot.options import PotConfig, Sampling
+from infinipot.server.mailbox import Post
 from infinipot.server.metrics import Metrics
 from infinipot.server.refusal import Refusal, out_of_memory, refusal_of
 from infinipot.server.seats import Seats
-from infinipot.server.step import Said, step
+from infinipot.server.step import Said, a_core_less, step
 from infinipot.server.words import Words
 from infinipot.server.work import Work
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 SLICE_TOKENS = 128
 """Most tokens read at a time while others wait for their next token."""
+COUNT_S = 0.1
+"""How often what /metrics shows is counted while there is work."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class Engine:
     def __init__(self, host: Host, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
         self.host, self.settings, self.metrics = host, settings, metrics
         self.words = Words(tokenizer, host.vocabulary)
+        self.post = Post()
         self.waiting: deque[Work] = deque()
         self.running: list[Work] = []
         self.disk = ThreadPoolExecutor(1, "infinipot-disk")
@@ -62,7 +66,7 @@ class Engine:
         self.stopped = False
         self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._read_s = self._answer_s = 0.0
+        self._read_s = self._answer_s = self._counted = 0.0
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
 
     def start(self) -> None:
@@ -112,14 +116,17 @@ class Engine:
         try:
             while not self.stopped:
                 self.seats.admit()
+                self.post.deliver()
                 busy = self._turn()
-                self._count()
+                self.post.deliver()
+                self._count(idle=not busy)
                 self._hear(wait=not busy)
         except Exception as problem:  # a fault of this file: nobody can be served any more
             log.critical("the engine has failed: %s", problem, exc_info=problem)
             self.failure, self.stopped = problem, True
             for work in (*self.running, *self.waiting):
                 work.send(refusal_of(problem))
+        self.post.deliver()
 
     def _hear(self, wait: bool) -> None:
         """Do what was asked for by `call`. wait: there is nothing else to do."""
@@ -145,7 +152,9 @@ class Engine:
             self._read(reader, min(SLICE_TOKENS, chunk) if len(self.running) > 1 else chunk)
             self._read_s += time.perf_counter() - started
         elif rows:
-            for row, said in zip(rows, step([row.turn for row in rows if row.turn is not None]), strict=True):
+            with a_core_less(self.host.device):
+                answers = step([row.turn for row in rows if row.turn is not None])
+            for row, said in zip(rows, answers, strict=True):
                 self._take(row, said)
             self._answer_s += time.perf_counter() - started
         return bool(readers or rows)
@@ -197,7 +206,11 @@ class Engine:
             self.running.remove(work)
         work.drop()
 
-    def _count(self) -> None:
+    def _count(self, idle: bool) -> None:
+        now = time.monotonic()
+        if not idle and now - self._counted < COUNT_S:
+            return
+        self._counted = now
         sessions = [held.session for held in self.seats.shelf.held] + [work.session for work in self.running if work.session is not None]
         self.metrics.running.set(len(self.running))
         self.metrics.waiting.set(len(self.waiting))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,12 +18,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Post:
+    """What the engine has to tell the event loop, all of a slice at once: to wake the loop for every piece of every answer would cost more
+    than to make them. Only the engine's thread touches it."""
+
+    def __init__(self) -> None:
+        self.bag: list[tuple[Mailbox, Event]] = []
+
+    def deliver(self) -> None:
+        if self.bag:
+            bag, self.bag = self.bag, []
+
+            def empty() -> None:
+                for mailbox, event in bag:
+                    mailbox.put(event)
+
+            bag[0][0].tell(empty)  # a server has one loop
+
+
 class Mailbox:
     """One work's events, in order. A client that reads slowly lets them wait here, never the engine."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
+    def __init__(self, post: Post) -> None:
+        self.post, self.loop = post, asyncio.get_running_loop()
+        self.events: deque[Event] = deque()
+        self._awaited: asyncio.Future[None] | None = None
 
     def tell(self, act: Callable[[], object]) -> None:
         """Have something done in the event loop."""
@@ -30,14 +50,23 @@ class Mailbox:
             self.loop.call_soon_threadsafe(act)
 
     def send(self, event: Event) -> None:
-        self.tell(lambda: self.events.put_nowait(event))
+        """Called by the engine's thread, which delivers it with the rest of its slice."""
+        self.post.bag.append((self, event))
+
+    def put(self, event: Event) -> None:
+        """Called in the event loop."""
+        self.events.append(event)
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     async def next(self, timeout_s: float | None = None) -> Event | None:
         """The next event; None if none came in time. Raises Refusal if the work failed."""
-        try:
-            event = await asyncio.wait_for(self.events.get(), timeout_s)
-        except asyncio.TimeoutError:
+        if not self.events:
+            self._awaited = self.loop.create_future()
+            await asyncio.wait({self._awaited}, timeout=timeout_s)  # wait_for would begin a task for every token
+        if not self.events:
             return None
+        event = self.events.popleft()
         if isinstance(event, Refusal):
             raise event
         return event

@@ -34,7 +34,8 @@ class Receiving:
     """A text on its way from a request to a filling."""
 
     def __init__(self, serving: Serving, name: str, given: schema.FillOptions) -> None:
-        self.serving, self.engine, self.mailbox, self.replace = serving, serving.engine, Mailbox(), given.replace
+        self.serving, self.engine, self.replace = serving, serving.engine, given.replace
+        self.mailbox = Mailbox(self.engine.post)
         self.roomy, self.begun, self.system = asyncio.Event(), False, given.system
         config = config_of(given, serving.settings.config)
         self.filling = Filling(config, name, given, self.mailbox.send, self._read)
@@ -53,7 +54,7 @@ class Receiving:
         except ValueError as problem:
             raise Refusal(400, str(problem), param="system") from None
         await ask(self.engine, lambda: self.filling.feed(ids))
-        while self.filling.waiting_tokens > AHEAD_TOKENS and self.mailbox.events.empty():
+        while self.filling.waiting_tokens > AHEAD_TOKENS and not self.mailbox.events:
             self.roomy.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.roomy.wait(), 0.5)
@@ -71,7 +72,7 @@ class Receiving:
                     enough = BLOCK if cut else 2 * len(held)
                     ready, held = held[:cut], held[cut:]
                     await self.feed(ready)
-                    if not self.mailbox.events.empty():
+                    if self.mailbox.events:
                         break  # it failed: the rest need not come
             await self.feed(held)
             await ask(engine, lambda: setattr(filling, "complete", True))

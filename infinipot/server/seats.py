@@ -76,12 +76,12 @@ class Seats:
         """Have the disk's thread do something, and the engine's what follows. Nobody is admitted meanwhile."""
         self.busy = True
 
-        def done() -> None:
+        def done(future: Future[Any]) -> None:
             self.busy = False
             then(future)
 
-        future = self.engine.disk.submit(act)
-        future.add_done_callback(lambda _: self.engine.call(done))
+        # the future comes as an argument: one that its own callback holds would keep the pot until the next garbage collection
+        self.engine.disk.submit(act).add_done_callback(lambda future: self.engine.call(functools.partial(done, future)))
 
     def _fetch(self, work: Work, path: Path) -> None:
         """Bring a pot back from disk; admission goes on when it is there."""

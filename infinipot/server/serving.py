@@ -116,7 +116,7 @@ class Serving:
         return await ask(self.engine, lambda: self.pots.behind(name))
 
     async def chat(self, body: ChatRequest) -> tuple[Answering, Mailbox]:
-        engine, mailbox = self.engine, Mailbox()
+        engine, mailbox = self.engine, Mailbox(self.engine.post)
         self.check_model(body.model)
         if body.max_tokens is not None and body.max_completion_tokens is not None:
             raise Refusal(400, "max_tokens and max_completion_tokens are both given: use one", param="max_tokens")
@@ -159,7 +159,7 @@ class Serving:
                 prompt = await asyncio.to_thread(engine.words.plain, one, config, behind)
             except ValueError as problem:
                 raise Refusal(400, str(problem), param="prompt") from None
-            mailbox, sampling = Mailbox(), self._sampling(body, body.max_tokens)
+            mailbox, sampling = Mailbox(engine.post), self._sampling(body, body.max_tokens)
             given: dict[str, Any] = {"reserved": body.max_tokens is not None, "top": body.logprobs}
             if body.echo:
                 work: Answering = Echoing(
@@ -172,7 +172,7 @@ class Serving:
         return works
 
 
-def serving_of(request: Request) -> Serving:
+async def serving_of(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
     return serving
 

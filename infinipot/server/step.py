@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
 
 from infinipot.answering import Turn, advance, predict
 
 Said = int | Exception | None
 """A token id; the problem, if the answer failed; None if it has ended."""
+
+
+@contextmanager
+def a_core_less(device: torch.device) -> Iterator[None]:
+    """Inside, torch leaves one of its CPU cores to those who send what is said. A single token gains next to nothing from the last core,
+    and all others wait for it wherever it has something else to do."""
+    cores = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(max(1, cores - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(cores)
 
 
 def step(turns: Sequence[Turn]) -> list[Said]:
