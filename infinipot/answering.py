@@ -123,6 +123,7 @@ class Turn:
         reader = self.reader
         if self.before is not None:
             self.pot.rollback(self.before)
+        self.pot.logits = None
         for mine, other in zip(reader.pot.layers, self.pot.layers, strict=True):
             mine.peak = max(mine.peak, other.peak)
         if self.grows and self.asked:
@@ -138,10 +139,11 @@ class Turn:
 def predict(turns: Sequence[Turn]) -> Tensor:
     """Logits [B, V] float32 of the next token of each turn."""
     pots = [turn.pot for turn in turns]
-    known = [pot.logits for pot in pots if pot.logits is not None]
-    if len(known) == len(pots):
-        return torch.cat(known)
-    return turns[0].host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1].float()
+    if any(pot.logits is None for pot in pots):
+        found = turns[0].host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1].float()
+        for pot, row in zip(pots, found.split(1), strict=True):
+            pot.logits = row
+    return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
 def advance(turns: Sequence[Turn]) -> None:
@@ -160,8 +162,7 @@ def advance(turns: Sequence[Turn]) -> None:
     hidden, logits = read
     losses = distill.novelty_of(host, pots, ids, hidden, scored)
     for pot, row, state, loss, following in zip(pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True):
-        pot.follow(row, state, loss)
-        pot.logits = following
+        pot.follow(row, state, loss, following)
 
 
 def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, None]:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infinipot.abreast import predicted
 from infinipot.graphs import cycle
 from infinipot.host import Host, Observer
 from infinipot.layers import PotLayer
@@ -47,9 +48,12 @@ def novelty_of(host: Host, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wan
     losses = torch.zeros(ids.shape, device=hidden.device)
     rows = [row for row, asked in enumerate(wanted) if asked]
     if rows:  # by slices: an index on the host could not be recorded
-        before = [hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last for row in rows]
-        predicting = torch.cat([torch.cat((one, hidden[row : row + 1, :-1]), dim=1) for row, one in zip(rows, before, strict=True)])
-        found = host.novelty(predicting, torch.cat([ids[row : row + 1] for row in rows]))
+        targets = torch.cat([ids[row : row + 1] for row in rows])
+        found = predicted([pots[row].logits for row in rows], targets)
+        if found is None:
+            before = [hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last for row in rows]
+            predicting = torch.cat([torch.cat((one, hidden[row : row + 1, :-1]), dim=1) for row, one in zip(rows, before, strict=True)])
+            found = host.novelty(predicting, targets)
         for row, loss in zip(rows, found, strict=True):
             losses[row] = loss
             if pots[row].hidden is None:  # predicted by nothing

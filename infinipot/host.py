@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat, norms
+from infinipot.abreast import turned
 from infinipot.attention import Worker, at_work, attention, plain, visible
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
@@ -21,7 +22,7 @@ from infinipot.norms import fused
 from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Layout, Pot
 from infinipot.probe import TOLERANCE, rotations
-from infinipot.together import Together
+from infinipot.together import Rows, Together
 
 
 @dataclass(frozen=True)
@@ -40,29 +41,30 @@ class _Reading:
         self.pot, self.observe, self.scorings = pot, observe or Observer(lambda *seen: None), scorings
         self.masks: dict[tuple[Any, ...], Tensor | None] = {}
 
-    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any],
+        turned: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """As `Worker` has it. turned: the queries rotated, if that is done already."""
         number: int = module.layer_idx  # type: ignore[assignment]
         layer = self.pot.layers[number]
-        raw, query = query, layer.rotate_queries(query)
+        raw, query = query, layer.rotate_queries(query) if turned is None else turned
         if layer.window is None:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
             if layer.witness is not None:
                 layer.witness = layer.witness.seeing(raw, query, key, scoring)
-            alone = self.observe.alone
-            hidden = (self.pot.pinned, layer.index.shape[-1]) if alone else (0, 0)
+            hidden = (self.pot.pinned, layer.index.shape[-1]) if self.observe.alone else (0, 0)
             self.observe.look(number, query, key, replace(scoring, hidden=hidden))
             if self.pot.grouping is not None:
                 return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
-            if alone:
+            if alone := self.observe.alone:
                 parts = [([x[:, :, :-alone] for x in (query, key, value)], (0, 0)), ([query[:, :, -alone:], key, value], hidden)]
-                return torch.cat([self._seeing(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
-        return self._seeing(module, [query, key, value], (0, 0), layer.window, scaling, options)
+                return torch.cat([self._see(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
+        return self._see(module, [query, key, value], (0, 0), layer.window, scaling, options)
 
-    def _seeing(
-        self, module: nn.Module, states: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: dict[str, Any]
-    ) -> Tensor:
+    def _see(self, module: nn.Module, qkv: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: Any) -> Tensor:
         """Attention with queries, keys and values, of the last T of N entries, less what is hidden."""
-        query, key, value = states
+        query, key, value = qkv
         shape = (query.shape[-2], key.shape[-2], window, hidden, query.device, query.dtype, plain(options))
         if shape not in self.masks:
             self.masks[shape] = visible(*shape)
@@ -79,9 +81,9 @@ class _Readings:
         self.readings, self.together = readings, together
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
-        seen: list[tuple[Tensor, Tensor]] = self.together.layers[module.layer_idx].seen  # type: ignore[index, union-attr]
-        rows = zip(self.readings, query.split(1), seen, strict=True)
-        return torch.cat([reading.attend(module, row, *entries, scaling, options) for reading, row, entries in rows])
+        layer: Rows = self.together.layers[module.layer_idx]  # type: ignore[index, assignment]
+        rows = zip(self.readings, query.split(1), layer.seen, turned(layer.layers, query, 1), strict=True)
+        return torch.cat([reading.attend(module, row, *entries, scaling, options, ready) for reading, row, entries, ready in rows])
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         return identity(output)
@@ -188,11 +190,6 @@ class Host:
     def sharded(self) -> bool:
         """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
         return any(hasattr(weight, "device_mesh") for weight in self.model.parameters())
-
-    @property
-    def bounded(self) -> int:
-        """How many layers a pot bounds: those with full attention."""
-        return sum(window is None for window in self.windows)
 
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""

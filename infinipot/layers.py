@@ -34,9 +34,7 @@ class PotLayer(CacheLayerMixin):
     where a policy wants it, the score they survived with.
     """
 
-    is_sliding = False
-    is_compileable = False
-    is_croppable = False
+    is_sliding = is_compileable = is_croppable = False
     window: int | None = None
     slots: tuple[Slots, Slots]
     rotated: Tensor | None
@@ -100,8 +98,11 @@ class PotLayer(CacheLayerMixin):
     def read_values(self, start: int, stop: int) -> Tensor:
         return self.slots[1].read(start, stop)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries."""
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, turned: Tensor | None = None, **more: Any) -> tuple[Tensor, Tensor]:
+        """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries.
+
+        turned: the keys rotated, if that is done already.
+        """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.reserve(key_states.shape[-2])
@@ -109,7 +110,7 @@ class PotLayer(CacheLayerMixin):
         for slots, x in zip(self.slots, (key_states, value_states), strict=True):
             slots.write(start, x)
         if self.rotated is not None:
-            self.rotated[:, :, start:stop] = self._turn(key_states, self.position)
+            self.rotated[:, :, start:stop] = self._turn(key_states, self.position) if turned is None else turned
         self.length, self.position = stop, self.position + stop - start
         self.peak = max(self.peak, stop)
         return self.read_keys(0, stop), self.read_values(0, stop)

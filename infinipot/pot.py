@@ -130,12 +130,13 @@ class Pot(Cache):
             torch.cat((layer.novelty, novelty[:, None].expand(shape)), dim=-1),
         )
 
-    def follow(self, ids: Tensor, hidden: Tensor, novelty: Tensor) -> None:
-        """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's hidden state [B, 1, hidden]."""
+    def follow(self, ids: Tensor, hidden: Tensor, novelty: Tensor, logits: Tensor | None = None) -> None:
+        """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's hidden state [B, 1, hidden], and the logits
+        [B, V] of what follows it, if they are known."""
         self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
         if self.distils:
             self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
-        self.hidden, self.logits = hidden, None
+        self.hidden, self.logits = hidden, logits
         self.newest.copy_(torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :])
         self.tokens_read += ids.shape[1]
 

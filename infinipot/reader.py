@@ -71,7 +71,7 @@ class Reader:
         config = self.config
         remembers = {"received", "newest"} & self.needs
         witness = Witness("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
-        budgets = config.budgets(self.host.bounded)  # refused here, whatever the policy does with them
+        budgets = config.budgets(self.host.windows.count(None))  # refused here, whatever the policy does with them
         if self.policy.reads == "all" or (config.prefill == "whole" and self.policy.reads == "pot"):
             grouping = (config.group, config.neighbours) if self.policy.grouped else None
             distils = self.policy.reads == "pot"

@@ -34,15 +34,6 @@ def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
     return F.avg_pool1d(scores, kernel, stride=1, padding=kernel // 2, count_include_pad=False)
 
 
-def persistent(scores: Tensor, past: Tensor, decay: float) -> Tensor:
-    """Scores [B, K, P] that a survivor never falls far below: the larger of its new one and `decay` times the one it survived with.
-
-    past: [B, K, S] of the S survivors, which stand first; the entries after them are new.
-    """
-    survivors = past.shape[-1]
-    return torch.cat((torch.maximum(scores[..., :survivors], decay * past), scores[..., survivors:]), dim=-1)
-
-
 def covering(mass: Tensor, share: float) -> int:
     """Fewest entries that hold `share` of each row's mass [B, K, P] (>= 0), each row taking its own largest."""
     held = mass.sort(dim=-1, descending=True).values.double().cumsum(dim=-1)

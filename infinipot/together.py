@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from infinipot.abreast import turned
 from infinipot.compat import Cache, CacheLayerMixin
 
 
@@ -46,8 +47,8 @@ class Rows(Passing):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for `seen`, which attention takes instead."""
-        rows = zip(self.layers, key_states.split(1), value_states.split(1), strict=True)
-        self.seen = [layer.update(key, value) for layer, key, value in rows]
+        rows = zip(self.layers, key_states.split(1), value_states.split(1), turned(self.layers, key_states, 0), strict=True)
+        self.seen = [layer.update(key, value, turned=ready) for layer, key, value, ready in rows]
         return key_states, value_states
 
     def get_seq_length(self) -> int:

@@ -19,8 +19,7 @@ class WindowLayer(CacheLayerMixin):
     """
 
     is_sliding = True
-    is_compileable = False
-    is_croppable = False
+    is_compileable = is_croppable = False
     keys: Tensor
     values: Tensor
     rotated: Tensor

@@ -12,7 +12,7 @@ LAYERS = """
 fused identity
 kernels
 positions selection novelty catalyst slots
-policies witness grouped norms
+policies witness grouped norms abreast
 options
 compat
 attention
@@ -34,8 +34,8 @@ cli
 
 BESIDE = {"bench", "eval", "server", "cli"}
 """What stands on the core."""
-SPEED = ("fused", "kernels", "identity", "norms", "graphs")
-"""What makes a GPU fast and could be left out: the engine runs without, with the same results."""
+SPEED = ("fused", "kernels", "identity", "norms", "graphs", "abreast")
+"""What only makes it fast and could be left out: the engine runs without, with the same results."""
 
 
 def imports(path: Path) -> set[str]:

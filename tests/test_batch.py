@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import CATALYST, greedy, random_ids
+from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny
 
 import infinipot
@@ -35,6 +35,33 @@ def test_rows_answer_as_alone(family: str, policy: str) -> None:
     for row, prompt in zip(batch, prompts, strict=True):
         alone = model.generate(torch.tensor([prompt]), **options)[0]
         assert row[-NEW:].tolist() == alone[-NEW:].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "persist": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
+def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows turned together, and novelty by logits that were there: against each row turned, and each token scored, by itself."""
+    host, ended = Host(make_tiny(family)), []
+    for slow in (False, True):
+        with monkeypatch.context() as patch:
+            if slow:
+                patch.setattr("infinipot.host.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.together.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.distill.predicted", lambda logits, said: None)
+            sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
+            for session, length in zip(sessions, LENGTHS, strict=True):
+                session.append(random_ids(length, seed=length), question=CATALYST)
+            turns = [s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()) for s in sessions]
+            said: dict[int, list[int]] = {}
+            for step in together(turns):
+                for number, token in step:
+                    said.setdefault(number, []).append(token)
+            ended.append((said, [kept(session) for session in sessions], [session.pot.novelty for session in sessions]))
+            assert all(session.pot.logits is None for session in sessions), "not longer than they are of use"
+    assert ended[0][:2] == ended[1][:2]
+    for fast, plain in zip(ended[0][2], ended[1][2], strict=True):
+        assert_close("novelty", fast, plain)
+        assert fast.shape[1] and fast.min() >= 0
 
 
 def test_rows_that_end_early_are_padded_and_disturb_nobody() -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from infinipot.selection import choose, persistent, pool
+from infinipot.selection import choose, pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +105,12 @@ class Policy:
             return None
         if seen.shared_heads:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
-        if isinstance(seen.persist, str):  # smoothed among what is new, as its neighbours will not be the same again
-            past = scores[..., :0] if seen.past is None else seen.past
-            return torch.cat((past, pool(scores[..., past.shape[-1] :], seen.pool, seen.pool_kind)), dim=-1)
-        return scores if seen.past is None else persistent(scores, seen.past, seen.persist)
+        if seen.past is None:
+            return scores if seen.persist != "once" else pool(scores, seen.pool, seen.pool_kind)
+        old, new = scores[..., : seen.past.shape[-1]], scores[..., seen.past.shape[-1] :]
+        if isinstance(seen.persist, str):  # smoothed among what is new: its neighbours will not be the same again
+            return torch.cat((seen.past, pool(new, seen.pool, seen.pool_kind)), dim=-1)
+        return torch.cat((torch.maximum(old, seen.persist * seen.past), new), dim=-1)
 
     def choose(self, seen: Observation, scores: Tensor | None, budget: int) -> Tensor:
         """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among them."""
