@@ -135,7 +135,7 @@ class Reference:
         held = [len(pots[0]) for pots in self.entries]
         sums = [[torch.zeros(n) for _ in range(self.heads)] for n in held]
         for i, token in enumerate(self.catalyst):
-            _, rows = self.forward(token, self.tokens_read + i, 0.0, unseen)
+            _, rows = self.forward(token, self.tokens_read + i, 0.0, *([unseen] if unseen else []))
             # The catalyst's own columns are dropped; the rest is not renormalised
             sums = [[s + row[:n] for s, row in zip(*pair, strict=True)] for n, *pair in zip(held, sums, rows, strict=True)]
         for n, pots in zip(held, self.entries, strict=True):
