@@ -32,7 +32,7 @@ T = TypeVar("T")
 SLICE_TOKENS = 128
 """Most tokens read at a time while others wait for their next token."""
 COUNT_S = 0.1
-"""How often what /metrics shows is counted while there is work."""
+"""How often what /metrics shows is counted while the same answers are made."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,8 @@ class Engine:
         self.stopped = False
         self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._read_s = self._answer_s = self._counted = 0.0
+        self._read_s = self._answer_s = 0.0
+        self._counted = 0.0, 0
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
 
     def start(self) -> None:
@@ -207,10 +208,10 @@ class Engine:
         work.drop()
 
     def _count(self, idle: bool) -> None:
-        now = time.monotonic()
-        if not idle and now - self._counted < COUNT_S:
+        now, running = time.monotonic(), len(self.running)
+        if not idle and now - self._counted[0] < COUNT_S and running == self._counted[1]:
             return
-        self._counted = now
+        self._counted = now, running
         sessions = [held.session for held in self.seats.shelf.held] + [work.session for work in self.running if work.session is not None]
         self.metrics.running.set(len(self.running))
         self.metrics.waiting.set(len(self.waiting))
