@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_ports_and_models_that_cannot_be_used(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_process_serves_and_stops(tmp_path: Path) -> None:
-    """The command line in a process of its own; SIGTERM writes the conversations and ends it."""
+    """The command line in a process of its own; SIGTERM writes the conversations, refuses what would go on, and ends it."""
     from test_cli import save_tiny
 
     save_tiny(tmp_path / "tiny")
@@ -233,7 +234,15 @@ def test_a_process_serves_and_stops(tmp_path: Path) -> None:
         time.sleep(0.05)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
     assert httpx.post(f"{url}/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 5
-    child.send_signal(signal.SIGTERM)
+    endless = {**body, "max_tokens": 10**6, "messages": [{"role": "user", "content": "Never end"}]}
+    with ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(httpx.post, f"{url}/v1/chat/completions", json={**endless, "stream": on}, timeout=60) for on in (False, True)]
+        while "infinipot_running 2.0" not in httpx.get(f"{url}/metrics").text:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGTERM)
+        refused, cut = (one.result() for one in asked)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+    assert '"shutting_down"' in cut.text.splitlines()[-2], "the last event says why it is not whole"
     assert child.wait(20) in (0, -signal.SIGTERM)
     assert len(list((tmp_path / "pots" / "conversations").iterdir())) == 1
     assert "Traceback" not in child.stderr.read()

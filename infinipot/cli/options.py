@@ -31,11 +31,13 @@ def whole(text: Any) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number") from None
 
 
-def number(text: Any) -> float:
+def number(text: Any, what: str = "a number") -> float:
     try:
+        if isinstance(text, bool):  # `yes` in a config file
+            raise ValueError
         return float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number") from None
+        raise typer.BadParameter(f"{text!r} is not {what}") from None
 
 
 def whole_or_auto(text: Any) -> int | str:
@@ -43,7 +45,7 @@ def whole_or_auto(text: Any) -> int | str:
 
 
 def number_or_once(text: Any) -> float | str:
-    return "once" if text == "once" else number(text)
+    return "once" if text == "once" else number(text, "a number, or once")
 
 
 def weights(text: Any) -> Any:
@@ -120,13 +122,13 @@ POT = (
     option("recent", int, "Newest entries that always stay. [default: the policy's]"),
     option("window", int, "How many newest tokens' attention counts (snapkv, tova). [default: the policy's]"),
     option("pool", int, "Smooth scores over this many neighbours, an odd number; 0 does not. [default: the policy's]"),
-    option("pool_kind", str, "avg, max, or both: by an entry's own score or its neighbourhood's average, whichever ranks better. "
-           "[default: the policy's]"),
+    option("pool_kind", str, "avg, max, or both: by an entry's own score or its neighbourhood's average, whichever ranks better (not "
+           "with --persist once). [default: the policy's]"),
     option("gqa", str, "How query heads that share a KV head vote: mean, max or sum."),
     option("shared_heads", bool, "All heads of a layer keep the same entries, or each its own. [default: the policy's]",
            "--shared-heads/--own-heads"),
     option("persist", float, "How much of the score with which it survived an entry keeps, 0 to 1; once: entries are judged while they are "
-           "new, and never again. [default: the policy's]", parser=number_or_once, metavar="X|once"),
+           "new, and never again (not with --distill-to auto). [default: the policy's]", parser=number_or_once, metavar="X|once"),
     option("layer_budget", str, "How survivors are shared out over layers: uniform, pyramid, or a weight for each, with commas.",
            parser=weights),
     option("pot_dtype", str, "Store entries in int8 or fp8. [default: in the model's own type]"),

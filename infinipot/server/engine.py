@@ -76,7 +76,7 @@ class Engine:
     def stop(self) -> None:
         """End what runs, write what can be written, and return when that is done."""
         if self._thread.is_alive():
-            self.call(self._close)
+            self.call(self.close)
         self._thread.join()
         self.disk.shutdown()
 
@@ -218,7 +218,8 @@ class Engine:
         self.metrics.held.set(len(self.seats.shelf.held))
         self.metrics.bytes.set(sum(session.pot.entry_bytes for session in sessions))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Refuse what runs and waits, write what can be written, and end; in the engine's thread."""
         self.stopped = True
         for work in (*self.running, *self.waiting):
             self.fail(work, Refusal(503, "the server is shutting down", code="shutting_down"))

@@ -14,7 +14,9 @@ from infinipot.server.app import create_app
 from infinipot.server.serving import Serving
 
 GRACE_S = 5
-"""How long requests in progress may take to end when the server is told to stop."""
+"""How long requests in progress may take to end when the server is told to stop; those that are left then are refused, in words."""
+CLOSE_S = 5
+"""How long those may take to be told before their connections are closed."""
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -37,12 +39,21 @@ class Server(uvicorn.Server):
     def __init__(self, serving: Serving) -> None:
         app = create_app(serving)
         super().__init__(
-            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="on", ws="none", http="h11")
+            uvicorn.Config(
+                app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S + CLOSE_S, lifespan="on", ws="none", http="h11"
+            )
         )
         self.serving = serving
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self.serving.failure is not None
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.get_running_loop().call_later(GRACE_S, self.serving.close)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
 
 def serve(serving: Serving, place: socket.socket) -> None:

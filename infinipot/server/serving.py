@@ -32,6 +32,8 @@ def config_of(given: PotOptions, base: PotConfig) -> PotConfig:
     if wanted.get("catalyst") == "question":
         wanted["catalyst"] = None  # the same here: the question is always known
     try:
+        if wanted.get("policy", base.policy) != base.policy and base.persist == "once":
+            wanted = {"persist": None, **wanted}  # what the server was told for its own policy
         config = dataclasses.replace(base, **wanted)
     except (ValueError, TypeError) as problem:
         raise Refusal(400, str(problem)) from None
@@ -75,7 +77,13 @@ class Serving:
         """Why nobody can be served: the model could not be loaded, or the engine has failed."""
         return self._failure or (self._engine.failure if self._engine is not None else None)
 
+    def close(self) -> None:
+        """Refuse whatever is still asked for. Returns at once."""
+        if self._engine is not None:
+            self._engine.call(self._engine.close)
+
     def stop(self) -> None:
+        """End what runs, write what can be written, and return when that is done."""
         if self._engine is not None:
             self._engine.stop()
 
