@@ -53,7 +53,7 @@ def weights(text: Any) -> Any:
     return tuple(number(part) for part in text.removesuffix(",").split(",")) if "," in text else text
 
 
-PARSERS = {int: whole, float: number}
+PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number}
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 
