@@ -92,7 +92,10 @@ def method(label: str, base: dict[str, Any], asked: bool = True, preset: str | N
         else:
             own[name] = yaml.safe_load(value)
     shared = {**RECIPES[preset], **base} if preset is not None and novel else base
-    config = PotConfig(**{**shared, **recipe, **own, "policy": policy})
+    try:
+        config = PotConfig(**{**shared, **recipe, **own, "policy": policy})
+    except TypeError as problem:  # what a label says is text, so a wrong type is a wrong value
+        raise ValueError(f"{label!r}: {problem}") from None
     if not novel:
         config = dataclasses.replace(config, novelty=PotConfig.novelty)
     has_catalyst = "catalyst" in policy_.needs(config.novelty)
