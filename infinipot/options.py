@@ -99,9 +99,9 @@ class PotConfig:
             raise ValueError("pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read")
         if self.catalyst == "plain" and self.pot_size < 64:
             raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
+        policy = POLICIES[self.policy]()
+        needs = policy.needs(self.novelty)
         for name, value in (("distill_to", "auto"), ("persist", "once")):
-            policy = POLICIES[self.policy]()
-            needs = policy.needs(self.novelty)
             if getattr(self, name) == value and ("catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1):
                 raise ValueError(f"{name}={value!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
         if self.persist == "once" and (self.distill_to == "auto" or self.own("pool_kind") == "both"):
