@@ -85,12 +85,10 @@ class Turn:
         distill.distill(self.host, self.pot, self.config, self.catalyst)
 
     def _read(self, ids: list[int]) -> None:
-        if not ids:
-            return
         if not self.fits:
             self.reader._read(self.pot, ids, self.catalyst)
             return
-        for chunk in self.reader.tensor(ids).split(self.config.chunk, dim=1):
+        for chunk in self.reader.tensor(ids).split(self.config.chunk, dim=1) if ids else ():
             distill.take(self.host, [self.pot], chunk, [self.scored])
 
     @property

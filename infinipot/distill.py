@@ -14,7 +14,7 @@ from infinipot.abreast import predicted
 from infinipot.graphs import cycle
 from infinipot.host import Host, Observer
 from infinipot.layers import PotLayer
-from infinipot.observe import catalyst_look, observe, observe_layer, observe_replay, reserve, watching
+from infinipot.observe import catalyst_look, observe_catalyst, observe_layer, observe_replay, reserve, watching
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES, Observation
 from infinipot.pot import Pot
@@ -74,8 +74,8 @@ def budget(config: PotConfig, seen: Observation, most: int) -> int:
 def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> None:
     """One distillation: observe, select, compact. Afterwards every bounded layer holds the pinned entries and `config.budgets` more.
 
-    catalyst: token ids [B, |P|], for which the pot must have room; None for policies that need none. ridden: what each entry received from it,
-    by layer, if it rode behind the last chunk.
+    catalyst: token ids [1, |P|], or [2, |P|] with a contrast, for which the pot must have room; None for policies that need none. ridden:
+    what each entry received from the first of them, by layer, if it rode behind the last chunk.
     """
     numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
     most = dict(zip(numbers, config.budgets(len(numbers)), strict=True))
@@ -91,7 +91,7 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ri
         if "replay" in needs:
             prompted["replay"] = observe_replay(host, pot, config, catalyst)
         else:
-            prompted["catalyst"] = ridden or observe(host, pot, catalyst, *catalyst_look(config, catalyst.shape[1]))
+            prompted["catalyst"] = observe_catalyst(host, pot, config, catalyst, ridden)
     chosen = []
     for number in numbers:
         seen, index, novelty = observe_layer(host, pot, config, number, prompted)
@@ -165,7 +165,7 @@ def read_chunk(
         take(host, [pot], ids, [score_novelty])
         return None
     ridden: dict[int, Tensor] = {}
-    take(host, [pot], ids, [score_novelty], catalyst, watching(ridden, *catalyst_look(config, catalyst.shape[1])))
+    take(host, [pot], ids, [score_novelty], catalyst[:1], watching(ridden, *catalyst_look(config, catalyst.shape[1])))
     return ridden
 
 
@@ -182,4 +182,4 @@ def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Ten
         distill(host, pot, config, catalyst, ridden)
 
     sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
-    return (catalyst is None or rides(pot, config, catalyst)) and cycle(host, pot, sizes, ids, catalyst, run)
+    return not pot.noted and (catalyst is None or rides(pot, config, catalyst)) and cycle(host, pot, sizes, ids, catalyst, run)

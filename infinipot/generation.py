@@ -24,13 +24,14 @@ def generate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     pot: PotConfig | None = None,
+    host: Host | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """Decoding loop for transformers' `generate`: prompts of any length are read into a pot, each row of a batch into its own.
 
     input_ids [B, T], left-padded as attention_mask says -> [B, T + new], right-padded. The rows' own tokens are read as they are (no chat
     template is added), row by row; answers are decoded together. Sampling, processors and stopping criteria are those that transformers
-    prepared.
+    prepared. host: a Host of this model, made once for many calls: each new one looks at the model first, and records for a GPU anew.
     """
     for name in ("num_beams", "num_return_sequences"):
         if (value := getattr(generation_config, name)) not in (1, None):
@@ -45,9 +46,10 @@ def generate(
             raise ValueError(f"{name} is not possible on a pot, which reads text only: leave images, video and sound out")
     if pot is not None and not isinstance(pot, PotConfig):
         raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
-    config, host = pot or PotConfig(), Host(model)
-    if config.catalyst not in (None, "question"):
-        raise ValueError(f"catalyst={config.catalyst!r} needs a tokenizer, which generate does not pass on: leave it out, or use a Session")
+    config, host = pot or PotConfig(), host or Host(model)
+    for name, value in (("catalyst", config.catalyst), ("contrast", config.contrast)):
+        if value not in (None, "question"):
+            raise ValueError(f"{name}={value!r} needs a tokenizer, which generate does not pass on: leave it out, or use a Session")
     mask = model_kwargs.get("attention_mask")
     max_tokens = generation_config.max_length - input_ids.shape[1]
     turns = [_turn(host, row if mask is None else row[mask[number].bool()], config, max_tokens) for number, row in enumerate(input_ids)]

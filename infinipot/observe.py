@@ -26,6 +26,8 @@ def reserve(config: PotConfig, catalyst: Tensor | None) -> int:
     return 0 if catalyst is None else catalyst.shape[1] + replay_tokens(config)
 
 
+FLOOR = 1e-3
+"""Attention, summed over a contrast's rows, below which differences are chance."""
 Look = Callable[[Tensor, Tensor, Scoring], Tensor]
 """What is made of a layer's queries [B, H, T, D], all its keys [B, K, P, D] and its scoring."""
 
@@ -59,6 +61,17 @@ def catalyst_look(config: PotConfig, rows: int) -> tuple[Look, int]:
         return reduce_groups(representativeness(attention), key.shape[1], config.gqa)
 
     return look, rows if config.persist == "once" else 0
+
+
+def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor, ridden: dict[int, Tensor] | None) -> dict[int, Tensor]:
+    """What each entry receives from the catalyst, by layer [B, K, P]: its ids [1, |P|], or with a contrast [2, |P|], by whose share the first
+    one's is divided. ridden: the first one's, if it rode behind the last chunk."""
+    look = catalyst_look(config, catalyst.shape[1])
+    seen = ridden or observe(host, pot, catalyst[:1], *look)
+    if len(catalyst) == 1:
+        return seen
+    usual = observe(host, pot, catalyst[1:], *look)
+    return {number: found / (usual[number] + FLOOR) for number, found in seen.items()}
 
 
 def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:

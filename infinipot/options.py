@@ -14,10 +14,12 @@ from infinipot.slots import QUANTISED
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {"novelty": 0.5, "pool": 0},
-    "facts": {"catalyst": "facts", "persist": "once", "gqa": "max", "pool": 21},
+    "facts": {"catalyst": "facts", "contrast": "unrelated", "persist": "once", "pool": 21},
 }
 """Presets: options as the paper has them, where our defaults are others; and those that keep single facts of which nobody knows yet that they
 will be asked for (docs/results.md says why)."""
+NAMES = ("pool_kind", "pot_dtype", "catalyst", "begun", "contrast")
+"""Options that are a name, or a text, or None."""
 PYRAMID = 20
 """How much less than the mean the top layer keeps under `pyramid` (PyramidKV's beta)."""
 
@@ -57,6 +59,9 @@ class PotConfig:
     words). None: the policy's own, else the question where one is known, else `general`."""
     begun: str | None = None
     """First words of an answer, read behind the catalyst, so that it looks for what follows them. None: the catalyst's own, if any."""
+    contrast: str | None = None
+    """A second catalyst (not `question` or `plain`) by whose attention that of the first is divided, so that what any prompt looks at counts
+    for little: `unrelated` is made for it."""
     sinks: int | None = None
     """First entries after the pinned ones that always stay, counted in distill_to."""
     recent: int | None = None
@@ -101,9 +106,11 @@ class PotConfig:
             raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
         policy = POLICIES[self.policy]()
         needs = policy.needs(self.novelty)
-        for name, value in (("distill_to", "auto"), ("persist", "once")):
+        for name, value in (("distill_to", "auto"), ("persist", "once"), ("contrast", self.contrast or "")):
             if getattr(self, name) == value and ("catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1):
                 raise ValueError(f"{name}={value!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
+        if self.contrast is not None and (self.distill_to == "auto" or self.catalyst == "plain" or self.contrast in ("question", "plain")):
+            raise ValueError(f"contrast={self.contrast!r} needs two prompts: not `plain`, nor a question to divide by, nor distill_to='auto'")
         if self.persist == "once" and (self.distill_to == "auto" or self.own("pool_kind") == "both"):
             raise ValueError("persist='once' needs scores that can be compared later: not with distill_to='auto' or pool_kind='both'")
         if POLICIES[self.policy].reads == "pot":
@@ -115,25 +122,20 @@ class PotConfig:
                 )
 
     def _check_names(self) -> None:
-        for name in ("policy", "gqa", "prefill", "pool_kind", "pot_dtype", "catalyst", "begun"):
+        for name in ("policy", "gqa", "prefill", *NAMES):
             value = getattr(self, name)
-            if not isinstance(value, str) and not (value is None and name in ("pool_kind", "pot_dtype", "catalyst", "begun")):
-                raise TypeError(f"{name}={value!r} is not allowed: it must be a name" + " or a text" * (name in ("catalyst", "begun")))
+            if not isinstance(value, str) and not (value is None and name in NAMES):
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a name" + " or a text" * (name in NAMES[2:]))
         if not isinstance(self.layer_budget, (str, tuple)):
             raise TypeError(f"layer_budget={self.layer_budget!r} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
-        known("policy", self.policy, POLICIES)
-        known("gqa", self.gqa, REDUCTIONS)
-        known("prefill", self.prefill, ("bounded", "whole"))
-        if self.pool_kind is not None:
-            known("pool_kind", self.pool_kind, POOLINGS)
-        if self.pot_dtype is not None:
-            known("pot_dtype", self.pot_dtype, QUANTISED)
-        if isinstance(self.distill_to, str):
-            known("distill_to", self.distill_to, ("auto",))
-        if isinstance(self.layer_budget, str):
-            known("layer_budget", self.layer_budget, ("uniform", "pyramid"))
-        if self.catalyst is not None and self.catalyst.isascii() and " " not in self.catalyst:
-            known("catalyst", self.catalyst, KINDS)
+        named = {"policy": POLICIES, "gqa": REDUCTIONS, "prefill": ("bounded", "whole"), "pool_kind": POOLINGS, "pot_dtype": QUANTISED}
+        for name, allowed in {**named, "distill_to": ("auto",), "layer_budget": ("uniform", "pyramid")}.items():
+            if isinstance(getattr(self, name), str):
+                known(name, getattr(self, name), allowed)
+        for name in ("catalyst", "contrast"):
+            value = getattr(self, name)
+            if value is not None and value.isascii() and " " not in value:
+                known(name, value, KINDS)
         for name in ("context_reset", "shared_heads"):
             if getattr(self, name) not in (True, False, None) or (name == "context_reset" and self.context_reset is None):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be True or False")

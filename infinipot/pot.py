@@ -56,8 +56,10 @@ class Pot(Cache):
     pinned: entries at the start that no distillation touches. hidden: the last token's final hidden state [B, 1, hidden], which predicts
     the next one. novelty, fresh: NuC and ids [B, F] of the F tokens read since the last distillation (ids only where there are distillations).
     newest: the last token ids [B, 32], written in place. logits: the next token's [1, V], where a step has computed them already. cycles,
-    steps: what has been recorded for this pot (graphs.py).
+    steps: what has been recorded for this pot (graphs.py). noted: `novelty` is looked at after every chunk, so no cycle runs as one.
     """
+
+    noted = False
 
     def __init__(self, windows: list[int | None], states: list[int], rotations: list[Rotation | None], layout: Layout) -> None:
         sizes = iter(layout.sizes or (layout.size,) * len(windows))
@@ -123,12 +125,9 @@ class Pot(Cache):
         """Place in the text and NuC of all entries of a layer, [B, K, P] each. Fresh entries are the newest tokens, in order."""
         fresh = layer.length - layer.index.shape[-1]
         shape = (*layer.index.shape[:2], fresh)
-        places = torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read
-        novelty = self.novelty.to(layer.novelty.device)
-        return (
-            torch.cat((layer.index, places.expand(shape)), dim=-1),
-            torch.cat((layer.novelty, novelty[:, None].expand(shape)), dim=-1),
-        )
+        places = (torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read).expand(shape)
+        novelty = self.novelty.to(layer.novelty.device)[:, None].expand(shape)
+        return torch.cat((layer.index, places), dim=-1), torch.cat((layer.novelty, novelty), dim=-1)
 
     def follow(self, ids: Tensor, hidden: Tensor, novelty: Tensor, logits: Tensor | None = None) -> None:
         """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's hidden state [B, 1, hidden], and the logits
@@ -152,14 +151,8 @@ class Pot(Cache):
         """Tensors by name and plain numbers, from which `restore` makes an equal pot."""
         tensors = {f"layers.{n}.{name}": x for n, layer in enumerate(self.layers) for name, x in layer.state().items()}
         tensors |= {"novelty": self.novelty, "fresh": self.fresh, "newest": self.newest, "hidden": self.hidden}
-        numbers = {
-            "pinned": self.pinned,
-            "tokens_read": self.tokens_read,
-            "distillations": self.distillations,
-            "positions": [layer.position for layer in self.layers],
-            "peaks": [layer.peak for layer in self.layers],
-        }
-        return tensors, numbers
+        numbers = {name: getattr(self, name) for name in ("pinned", "tokens_read", "distillations")}
+        return tensors, {**numbers, "positions": [layer.position for layer in self.layers], "peaks": [layer.peak for layer in self.layers]}
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Fill an empty pot with a saved state."""

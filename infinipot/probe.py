@@ -124,10 +124,7 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
         raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
     found: list[Rotation | None] = []
     for number, attention in enumerate(attends):
-        if not attention:
-            found.append(None)
-            continue
-        at_zero, spread = first.keys[number].float(), second.keys[number].float()
+        at_zero, spread = (keys[number].float() if attention else torch.empty(0) for keys in (first.keys, second.keys))
         if torch.allclose(at_zero, spread, atol=1e-6):
             found.append(None)
             continue

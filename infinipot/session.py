@@ -73,8 +73,10 @@ class Session:
     # ---------------------------------------------------------------- reading
 
     def score_all(self) -> None:
-        """From now on note how surprising every token is that is read (`pot.novelty`), also if the policy makes no use of it."""
+        """From now on note how surprising every token is that is read, also if the policy makes no use of it: after each chunk `pot.novelty`
+        ends in that chunk's."""
         self._reader.needs |= {"novelty"}
+        self.pot.noted = True
 
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
         """Read on, distilling whenever the pot is full.
@@ -114,7 +116,8 @@ class Session:
             self._dialogue = dialogue
 
     def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue) -> Tensor | None:
-        """Ids [1, |P|] of the prompt that is read at a distillation; None if the policy needs none. Refuses one that leaves no room."""
+        """Ids [1, |P|] of the prompt that is read at a distillation, [2, |P|] with its contrast; None if the policy needs none. Refuses one
+        that leaves no room."""
         if "catalyst" not in self._reader.needs:
             return None
         kind = self.config.catalyst or self._reader.policy.catalyst or ("general" if question is None else "question")
@@ -127,6 +130,9 @@ class Session:
             prompt = prompt if isinstance(prompt, str) else checked(prompt, self.host.vocabulary)
             begun = BEGUN.get(kind, "") if self.config.begun is None else self.config.begun
             catalyst = self._reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(begun))
+            if self.config.contrast is not None:  # as many rows, so that both can be compared
+                other = self._reader.tensor(dialogue.catalyst(PRESETS.get(self.config.contrast, self.config.contrast)))
+                catalyst = torch.cat((catalyst, other.repeat(1, catalyst.shape[1])[:, -catalyst.shape[1] :]))
         self._reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
         return catalyst
 

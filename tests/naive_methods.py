@@ -17,12 +17,13 @@ class Methods(Reference):
 
     def __init__(
         self, model: Any, *, policy: str = "infinipot", window: int = 0, shared: bool = False, persist: float | str = 0.0, replay: int = 0,
-        budgets: Sequence[int] | None = None, coverage: float | None = None, least: int = 1, **options: Any,
+        budgets: Sequence[int] | None = None, coverage: float | None = None, least: int = 1, contrast: Sequence[int] = (),
+        **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, **options)
         self.policy, self.window, self.shared, self.persist, self.replay = policy, window, shared, persist, replay
         self.budgets = list(budgets or [self.distill_to] * len(self.layers))
-        self.coverage, self.least = coverage, least
+        self.coverage, self.least, self.contrast = coverage, least, list(contrast)
         self.limit -= replay
         self.group = self.heads // self.kv_heads
         self.fresh: list[int] = []
@@ -95,7 +96,13 @@ class Methods(Reference):
     def scores(self) -> Scores:
         if self.policy == "infinipot":
             unseen = [(self.pinned, own) for own in self.survivors] if self.persist == "once" else ()
-            return [[torch.tensor(s) for s in heads] for heads in self.representativeness(unseen)]
+            found = [[torch.tensor(s) for s in heads] for heads in self.representativeness(unseen)]
+            if not self.contrast:
+                return found
+            asked, self.catalyst = self.catalyst, self.contrast
+            usual = self.representativeness(unseen)
+            self.catalyst = asked
+            return [[one / (torch.tensor(other) + 1e-3) for one, other in zip(*pair, strict=True)] for pair in zip(found, usual, strict=True)]
         if self.policy in ("tova", "snapkv"):
             return self.newest()
         if self.policy in ("h2o", "kvzip"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,11 +11,11 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from naive_methods import Methods
 from reference import rope
 from test_families import host
-from tiny import make_tiny
+from tiny import make_tiny, make_tokenizer
 
-from infinipot import PotConfig, Session
+from infinipot import PotConfig, Session, generate
 from infinipot.answering import Turn
-from infinipot.catalyst import Scoring
+from infinipot.catalyst import PRESETS, Scoring
 from infinipot.grouped import grouped_attention
 from infinipot.observe import catalyst_look, observe, observe_newest, replay_tokens
 from infinipot.policies import POLICIES
@@ -41,6 +43,8 @@ CASES = {
     "judged once": {"novelty": 0.25, "persist": "once", "pool": 5},
     "judged once, by weight": {"novelty": 0.0, "persist": "once", "gqa": "max", "pool": 3, "layer_budget": (3.0, 2.0, 1.0)},
     "judged once, shared heads": {"novelty": 0.5, "persist": "once", "shared_heads": True, "pool": 3, "pool_kind": "max", "sinks": 2},
+    "contrast": {"novelty": 0.25, "contrast": "unrelated", "pool": 3},
+    "contrast, judged once": {"novelty": 0.25, "contrast": "Tell a joke.", "persist": "once", "gqa": "max", "pool": 5},
     "by own or neighbours' score": {"novelty": 0.25, "pool": 5, "pool_kind": "both"},
     "pyramid": {"novelty": 0.5, "layer_budget": "pyramid"},
     "layers by weight": {"policy": "h2o", "layer_budget": (3.0, 2.0, 1.0), "recent": 2},
@@ -53,8 +57,11 @@ CASES = {
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_equal_to_plain_loops(name: str, chunk: int) -> None:
     config = PotConfig(**{**SIZES, "chunk_tokens": chunk, **CASES[name]})
-    model, policy = make_tiny("llama", layers=3), POLICIES[config.policy]()
+    tokenizer = make_tokenizer() if config.contrast else None
+    model, policy = make_tiny("llama", layers=3, vocab=97 if tokenizer is None else len(tokenizer)), POLICIES[config.policy]()
     catalyst = CATALYST if "catalyst" in policy.needs(config.novelty) else []
+    session = Session(model, tokenizer, config)
+    contrast = tokenizer.encode("\n\n" + PRESETS.get(config.contrast, config.contrast) + "\n") if tokenizer else []
     naive = Methods(
         model,
         policy=config.policy,
@@ -62,6 +69,7 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
         shared=config.own("shared_heads"),
         persist=config.own("persist"),
         replay=replay_tokens(config),
+        contrast=(contrast * 9)[-len(CATALYST) :],
         budgets=config.budgets(3),
         coverage=config.coverage if config.distill_to == "auto" else None,
         least=config.least_survivors,
@@ -77,7 +85,6 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
     )
     ids = random_ids(TEXT)
     naive.read(ids)
-    session = Session(model, None, config)
     session.append(ids, question=CATALYST)
     assert session.stats.distillations == naive.distillations >= 4
     assert kept(session) == [[[entry.index for entry in pot] for pot in pots] for pots in naive.entries]
@@ -262,6 +269,43 @@ def test_what_cannot_be_is_refused_in_a_sentence(options: dict) -> None:
 def test_judged_once_is_refused_where_it_means_nothing(options: dict, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         PotConfig(persist="once", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"contrast": "unrelated", "policy": "tova"}, "contrast='unrelated' goes by the catalyst's attention"),
+        ({"contrast": "unrelated", "distill_to": "auto"}, "needs two prompts"),
+        ({"contrast": "unrelated", "catalyst": "plain"}, "needs two prompts"),
+        ({"contrast": "question"}, "needs two prompts"),
+        ({"contrast": "unrelatd"}, "unknown contrast 'unrelatd'; did you mean 'unrelated'"),
+    ],
+)
+def test_a_contrast_is_refused_where_it_means_nothing(options: dict, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        PotConfig(**options)
+    with pytest.raises(TypeError, match="must be a name or a text"):
+        PotConfig(contrast=5)
+
+
+def test_a_contrast_stays_with_the_pot(tmp_path: Path) -> None:
+    """Questions longer and shorter than it; a saved pot goes on as its twin does, with the catalyst and the contrast it had."""
+    tokenizer = make_tokenizer()
+    model = make_tiny("llama", vocab=len(tokenizer))
+    session = Session(model, tokenizer, PotConfig(pot_size=160, distill_to=20, contrast="unrelated"))
+    for question in ("Why?", "Why is it that nobody knows what will be asked of a text while it is read, and by whom, and when?"):
+        session.append("word and word again, " * 20, question=question)
+    session.save(tmp_path / "a.pot")
+    twin = Session.load(tmp_path / "a.pot", model, tokenizer)
+    for one in (session, twin):
+        one.append("what stood there once, " * 20)
+        assert one.stats.peak_entries <= 160
+    assert kept(session) == kept(twin)
+    assert session.stats.distillations == twin.stats.distillations >= 4
+    with pytest.raises(ValueError, match="contrast='unrelated' needs a tokenizer, which generate does not pass on"):
+        model.generate(torch.tensor([[5, 6]]), custom_generate=generate, pot=session.config, max_new_tokens=2)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        Session(model, None, PotConfig(pot_size=160, contrast="unrelated")).append([5, 6, 7], question=[5, 6])
 
 
 @pytest.mark.parametrize("family", ["Llama-3.1", "Gemma-2", "Gemma-3", "gpt-oss", "GLM-4"])

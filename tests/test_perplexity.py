@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from infinipot import distill
 from infinipot.cli import main
-from infinipot.eval.methods import methods
+from infinipot.eval.asking import open_session
+from infinipot.eval.methods import method, methods
 from infinipot.eval.perplexity import Stream, pieces, plan, smoothed, table
 from infinipot.eval.sweep import Model, Replica
 
@@ -56,6 +58,27 @@ def test_a_small_pot_stays_small_and_counts_every_token(replica: Replica, tiny: 
         assert len(record["losses"]) == -(-(whole - 1) // 100)
     at_once, by_chunk = (stream(tiny, f"streaming:chunk_tokens={n}", book, count=300).run(replica)[0] for n in (512, 7))
     assert at_once["loss"] == pytest.approx(by_chunk["loss"], rel=1e-4)
+
+
+def test_no_loss_is_lost_where_whole_cycles_run_at_once(replica: Replica, tiny: Model, book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a cycle is one recording, and its distillation forgets what its chunks' losses were: not where they are asked for."""
+    expected = {label: stream(tiny, label, book).run(replica) for label in ("streaming", "infinipot")}
+    ran: list[bool] = []
+
+    def at_once(host: Any, pot: Any, key: Any, ids: Any, catalyst: Any, run: Any) -> bool:
+        fits = bool(pot.distillations) and not pot.fresh.shape[1]
+        if fits:
+            run(ids, catalyst)
+        ran.append(fits)
+        return fits
+
+    monkeypatch.setattr(distill, "cycle", at_once)
+    for label, records in expected.items():
+        assert stream(tiny, label, book).run(replica) == records
+    assert not ran
+    session = open_session(replica, method("infinipot", {"pot_size": 96}, asked=False).config, template=False)
+    session.append(TEXT)
+    assert sum(ran) > 4, "it is what else happens"
 
 
 def test_what_predicts_nothing_is_refused(tiny: Model, book: Path, tmp_path: Path, replica: Replica) -> None:

@@ -116,6 +116,8 @@ POT = (
     option("catalyst", str, "question, general, general-1, general-2, facts, unrelated, repeat, plain, or a prompt of your own. "
            "[default: the policy's, else the question if there is one, else general]"),
     option("begun", str, "First words of an answer, read behind the catalyst, which then looks for what follows. [default: the catalyst's]"),
+    option("contrast", str, "A second catalyst by whose attention that of the first is divided, so that what any prompt looks at counts for "
+           "little: unrelated, general, ..., or a prompt of your own."),
     option("context_reset", bool, "Positions start again at 0 after a distillation (default), or grow for ever.",
            "--context-reset/--no-context-reset"),
     option("sinks", int, "First entries that always stay. [default: the policy's]"),

@@ -24,7 +24,7 @@ def uses(name: str, option: str) -> bool:
         "pot_size": policy.reads != "all",
         **dict.fromkeys(("novelty", "preset"), policy.share(PROBE) == PROBE),
         **dict.fromkeys(("catalyst", "begun"), "catalyst" in needs),
-        "coverage": "catalyst" in needs and "replay" not in needs,
+        **dict.fromkeys(("coverage", "contrast"), "catalyst" in needs and "replay" not in needs),
         "window": "newest" in needs,
         "gqa": bool(needs - {"novelty"}),
         **dict.fromkeys(("pool", "pool_kind", "shared_heads", "persist"), scores),
