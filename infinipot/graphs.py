@@ -65,16 +65,21 @@ def _dropped(host: Host, layout: Layout, parts: Pot) -> None:
 
 
 class Recording:
-    """One CUDA graph, made of what `run` does; `outputs` are what it returned, at fixed addresses."""
+    """One CUDA graph, made of what `run` does; `outputs` are what it returned, at fixed addresses.
+
+    The model may be on another card than the current one, where nothing of what it does would be recorded: hence device and stream.
+    """
 
     def __init__(self, host: Host, run: Callable[[], Any]) -> None:
-        if host.first_graph is None:  # the memory that recordings share lives as long as one of them: this one
-            host.first_graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(host.first_graph):
-                torch.zeros(1, device=host.device)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, pool=host.first_graph.pool()):
-            self.outputs = run()
+        with torch.cuda.device(host.device):
+            if host.first_graph is None:  # the memory that recordings share lives as long as one of them: this one
+                host.first_graph = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+                with torch.cuda.graph(host.first_graph[0], stream=host.first_graph[1]):
+                    torch.zeros(1, device=host.device)
+            first, stream = host.first_graph
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, pool=first.pool(), stream=stream):
+                self.outputs = run()
 
 
 class Cycle:

@@ -143,7 +143,7 @@ class Host:
             raise ValueError(f"{name} is an encoder-decoder; a pot needs a decoder-only language model")
         self.model = model
         self.cache_argument = compat.cache_argument(model)
-        self.first_graph: Any = None
+        self.first_graph: Any = None  # with the stream it was recorded on
         self.spare: Any = None
         self.norms = norms.found(model)
         self.ran: set[Any] = set()

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
-from tiny import FAMILIES, make_tiny
+from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
 from infinipot.distill import take
@@ -45,13 +45,14 @@ def test_a_step_is_a_chunk_of_one(family: str) -> None:
     assert not step.serves(plain)
 
 
-def gpu_pair(family: str, dtype: torch.dtype, **options) -> tuple[Session, Session]:
+def gpu_pair(family: str, dtype: torch.dtype, device: str = "cuda", **options) -> tuple[Session, Session]:
     """A session that records, and one that does not."""
-    model = make_tiny(family).to("cuda", dtype)
+    tokenizer = make_tokenizer() if "contrast" in options else None
+    model = make_tiny(family, vocab=97 if tokenizer is None else len(tokenizer)).to(device, dtype)
     recording, plain = Host(model), Host(model)
     plain.unrecordable = True
     config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
-    return Session(recording, None, config), Session(plain, None, config)
+    return Session(recording, tokenizer, config), Session(plain, tokenizer, config)
 
 
 @pytest.mark.parametrize("family", [pytest.param(family, marks=gpu) for family in FAMILIES])
@@ -61,6 +62,7 @@ def gpu_pair(family: str, dtype: torch.dtype, **options) -> tuple[Session, Sessi
         {},
         {"novelty": 0.0, "persist": 0.5},
         {"persist": "once", "gqa": "max"},
+        {"persist": "once", "contrast": "unrelated"},
         {"policy": "streaming"},
         {"chunk_tokens": 512, "sinks": 3, "pool": 5},
     ],
@@ -95,6 +97,23 @@ def test_recorded_answers(keep: bool) -> None:
     assert one.pot.steps or not keep
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("length", [70, 400])
+def test_a_card_that_is_not_the_current_one(length: int) -> None:
+    """Steps with and without a cycle before them: recorded on the model's card, or they would say the same token for ever."""
+    one, other = gpu_pair("llama", torch.float32, device="cuda:1")
+    for seed in range(3):
+        for session in (one, other):
+            session.append(random_ids(length, seed=seed), question=CATALYST)
+        said = [list(s.stream_ids(random_ids(6, seed=seed), max_tokens=20, pick=greedy, stop_ids=set())) for s in (one, other)]
+        assert said[0] == said[1]
+    assert kept(one) == kept(other)
+    assert torch.cuda.current_device() == 0
+    assert one.host.first_graph is not None, "something was recorded"
+    assert not one.host.unrecordable
 
 
 @pytest.mark.parametrize("options", [pytest.param(options, marks=gpu) for options in ({}, {"novelty": 0.0, "catalyst": "plain"})])
