@@ -24,6 +24,10 @@ from infinipot.witness import Witness
 Progress = Callable[[], None]
 
 
+class NoRoom(ValueError):
+    """The sizes given leave no room for what is asked."""
+
+
 @dataclass(frozen=True)
 class Stats:
     """What a session has done and what it holds."""
@@ -89,11 +93,11 @@ class Reader:
         if catalyst is not None and not catalyst.shape[1]:
             raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
         if self.policy.reads == "ends" and 2 * pinned >= size:
-            raise ValueError(
+            raise NoRoom(
                 f"pot_size={size} leaves no room: pinned {pinned} takes half of it or more. Use a larger pot, or a shorter system prompt"
             )
         if self.policy.reads == "pot" and kept + prompt + pinned >= size:
-            raise ValueError(
+            raise NoRoom(
                 f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
                 f"{kept + prompt + pinned}. Use a larger pot, distil to fewer entries, or shorten the question or the system prompt"
             )
@@ -175,7 +179,7 @@ class Reader:
         size = self.config.pot_size
         if self.policy.reads == "ends":
             if self.pot.length + wanted > size:
-                raise ValueError(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {wanted} is more")
+                raise NoRoom(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {wanted} is more")
             return True
         return wanted + reserve(self.config, catalyst) <= self.pot.room
 

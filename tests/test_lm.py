@@ -15,7 +15,9 @@ from lm_eval.models.huggingface import HFLM
 
 from infinipot import PotConfig
 from infinipot.cli import main
+from infinipot.eval.harness import TaskUnit
 from infinipot.eval.lm import PotLM
+from infinipot.eval.methods import method
 from infinipot.eval.sweep import Model, Replica
 from infinipot.host import Host
 
@@ -113,6 +115,33 @@ def task_file(folder: Path) -> Path:
         "output_type: multiple_choice\ndoc_to_text: text\ndoc_to_choice: choices\ndoc_to_target: label\nmetric_list:\n  - metric: acc\n"
     )
     return folder
+
+
+def test_every_method_gets_the_same_texts(replica: Replica, tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a task makes its own, by chance that runs on from one loading to the next."""
+    (tmp_path / "makes.py").write_text(
+        "import random, datasets\nCHANCE = random.Random(1)\n"
+        "WORDS = 'the ship left at dawn and nobody saw it go'.split()\n"
+        "def rows(**_):\n    texts = [{'text': ' '.join(CHANCE.sample(WORDS, 6))} for _ in range(3)]\n"
+        "    return {'test': datasets.Dataset.from_list(texts)}\n"
+    )
+    (tmp_path / "chance.yaml").write_text(
+        "task: chance\ndataset_path: ''\ncustom_dataset: !function makes.rows\ntest_split: test\noutput_type: generate_until\n"
+        "doc_to_text: text\ndoc_to_target: text\ngeneration_kwargs:\n  until: ['zz']\n  max_gen_toks: 3\n"
+        "metric_list:\n  - metric: exact_match\n"
+    )
+    seen: list[list[str]] = []
+
+    def answering(self: PotLM, requests: list[Instance], **_: Any) -> list[str]:
+        seen.append([request.args[0] for request in requests])
+        return ["" for _ in requests]
+
+    monkeypatch.setattr(PotLM, "generate_until", answering)
+    for label in ("full", "infinipot", "streaming"):
+        TaskUnit(model=tiny, method=method(label, {"pot_size": 128}), task="chance", include=tmp_path).run(replica)
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+    assert len({*seen[0]}) == 3
 
 
 def test_the_command(tiny: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,20 @@ def test_methods_that_cannot_be_read(labels: str, part: str) -> None:
         small(labels)
 
 
+def test_what_does_not_fit_is_named_and_left_out(replica: Replica, tiny: Model, prose: str, tmp_path: Path, capsys: Any) -> None:
+    """A pot too small for one method's question and answer: the others' results stay; nothing at all is a failure."""
+    fitting = {"haystack": prose, "kind": "number", "lengths": [300], "depths": [0.5], "trials": 2, "max_tokens": 40}
+    units = plan(tiny, [method("truncate:pot_size=64", {}), method("streaming", {"pot_size": 64})], **fitting)
+    results = Results(tmp_path / "out", NAME, KEY)
+    left = sweep(units, results, tiny, replica=replica)
+    assert len(left) == 2
+    assert all("truncate:pot_size=64" in what and "leaves no room" in what for what in left)
+    assert [record["method"] for record in results.all()] == ["streaming", "streaming"]
+    where = ["--lengths", "300", "--depths", "0.5", "--trials", "1", "--haystack", prose, "--pot-size", "64", "--max-tokens", "40"]
+    assert main(["needle", tiny.name, "-o", str(tmp_path / "none"), "--policy", "truncate", *where]) == 1
+    assert "nothing could be measured; the first reason: truncate" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- texts
 
 

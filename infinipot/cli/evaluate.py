@@ -134,10 +134,13 @@ class Bench:
         finally:
             bar.close()
         note(self.out, self.model, sys.argv[1:])
-        for title in failed:
-            say(f"not enough memory on the device, left out: {title}")
+        for what in failed:
+            say(f"left out: {what}")
         planned = {identity(record, key) for unit in units for record in unit.keys()}  # noqa: SIM118 (a method)
-        return [record for record in results.all() if identity(record, key) in planned]
+        records = [record for record in results.all() if identity(record, key) in planned]
+        if failed and not records:
+            raise Failure(f"nothing could be measured; the first reason: {failed[0]}")
+        return records
 
 
 def bench(given: Given, model: str, out: Path, default: str, system: bool = False, asked: bool = True) -> Bench:
@@ -221,8 +224,6 @@ def needle(
         max_tokens=max_tokens, system=given["system"],
     )  # fmt: skip
     records = table.run(units, test.NAME, test.KEY, "needle", given["limit"])
-    if not records:
-        raise Failure("there is no result: memory sufficed for none of the readings")
     text, files = report.write(records, out)
     show(records, text, files, json)
     return 0

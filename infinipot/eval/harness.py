@@ -66,7 +66,7 @@ class TaskUnit:
         metadata = {"tokenizer": tokenizer_folder(replica), **({"max_seq_lengths": list(self.lengths)} if self.lengths else {})}
         key = f"tasks {self.include} {self.lengths}"
         if key not in replica.cache:
-            replica.cache[key] = manager(self.include, metadata)
+            replica.cache[key] = loading_once(manager(self.include, metadata))
         found = lm_eval.simple_evaluate(
             model, tasks=[self.task], num_fewshot=self.fewshot, limit=self.limit, apply_chat_template=self.chat, log_samples=False,
             bootstrap_iters=0, task_manager=replica.cache[key], metadata=metadata,
@@ -91,6 +91,20 @@ def measured(values: dict[str, Any]) -> dict[str, float]:
 
 def manager(include: Path | None, metadata: dict[str, Any] | None = None) -> Any:
     return need("lm_eval.tasks", "these tasks", LM).TaskManager(include_path=None if include is None else str(include), metadata=metadata)
+
+
+def loading_once(manager: Any) -> Any:
+    """The manager, giving the same tasks whenever they are asked for: some that make their texts (ruler_cwe) would make others each time, and
+    methods would be compared on different ones."""
+    load, loaded = manager.load, dict[tuple[str, ...], Any]()
+
+    def remembered(tasks: list[str]) -> Any:
+        if tuple(tasks) not in loaded:
+            loaded[tuple(tasks)] = load(tasks)
+        return loaded[tuple(tasks)]
+
+    manager.load = remembered
+    return manager
 
 
 @functools.cache

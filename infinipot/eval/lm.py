@@ -58,7 +58,9 @@ class PotLM(HFLM):
         return 1 << 40
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
-        return super()._model_generate(context, max_length, stop, custom_generate=generate, pot=self.pot_config, **generation_kwargs)
+        return super()._model_generate(
+            context, max_length, stop, custom_generate=generate, pot=self.pot_config, host=self.host, **generation_kwargs
+        )
 
     def _session(self, context: Sequence[int]) -> Session:
         """A session that has read a context, its end being the catalyst."""

@@ -19,9 +19,12 @@ from infinipot.eval.extras import RAY, need
 from infinipot.eval.results import Record, Results
 from infinipot.host import Host
 from infinipot.models import EMBEDDED, best_device, best_dtype, load
+from infinipot.reader import NoRoom
 
 Progress = Callable[[int, int, str], None]
 """Units done, units in all, what was done last."""
+Work = list[Record] | str
+"""The records of a unit, or why there are none."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,15 @@ class Replica:
         made.host, made.tokenizer, made.cache = Host(model), tokenizer, {}
         return made
 
-    def work(self, unit: Unit) -> list[Record] | None:
-        """The unit's records; None if the device has not enough memory for it."""
+    def work(self, unit: Unit) -> Work:
+        """The unit's records; or why there are none: it does not fit on the device, or not in the pot."""
         try:
             return unit.run(self)
+        except NoRoom as problem:
+            return str(problem)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            return None
+            return "not enough memory on the device"
 
 
 class Unit(Protocol):
@@ -113,7 +118,7 @@ def sweep(
     replica: Replica | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> list[str]:
-    """Do what of the plan is not done yet, and add it to the results. Returns the titles of units for which memory did not suffice.
+    """Do what of the plan is not done yet, and add it to the results. Returns the titles of units that could not be done, and why.
 
     shard: (i, n), every n-th unit from the i-th on. limit: not more units than this in all. workers: processes, each with the model; on
     several GPUs they take turns. ray: the address of a cluster, "local" for one on this machine. replica: a loaded model, for one process.
@@ -129,8 +134,8 @@ def sweep(
     else:
         stream = here(left, replica, model)
     for unit, records in stream:
-        if records is None:
-            failed.append(unit.title)
+        if isinstance(records, str):
+            failed.append(f"{unit.title}: {records}")
         else:
             results.add(records)
         done += 1
@@ -139,7 +144,7 @@ def sweep(
     return failed
 
 
-def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tuple[Any, list[Record] | None]]:
+def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tuple[Any, Work]]:
     if units:
         worker = replica or Replica(model)
         for unit in units:
@@ -155,11 +160,11 @@ def _begin(model: Model, numbers: Any, threads: int | None) -> None:
     _MAKE.append(functools.cache(functools.partial(Replica, model, numbers.get(), threads)))
 
 
-def _work(unit: Any) -> list[Record] | None:
+def _work(unit: Any) -> Work:
     return _MAKE[0]().work(unit)
 
 
-def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[Any, list[Record] | None]]:
+def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[Any, Work]]:
     """Results as they come. Only a few units are handed out at a time, so that an interrupted run stops soon."""
     context = multiprocessing.get_context("spawn")
     numbers = context.Queue()
@@ -179,16 +184,16 @@ def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[A
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _finished(running: dict[Any, Any]) -> Iterator[tuple[Any, list[Record] | None]]:
+def _finished(running: dict[Any, Any]) -> Iterator[tuple[Any, Work]]:
     done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
     for future in done:
         yield running.pop(future), future.result()
 
 
-def on_ray(units: list[Any], model: Model, address: str) -> Iterator[tuple[Any, list[Record] | None]]:
+def on_ray(units: list[Any], model: Model, address: str) -> Iterator[tuple[Any, Work]]:
     """One replica a GPU of the cluster; without GPUs, one for every two CPUs."""
     ray = need("ray", "sweeps on a cluster", RAY)
-    ray.init(address=None if address == "local" else address, ignore_reinit_error=True, log_to_driver=False)
+    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     gpus, cpus = int(ray.cluster_resources().get("GPU", 0)), int(ray.cluster_resources().get("CPU", 1))
     share = {"num_gpus": 1} if gpus else {"num_cpus": 1}
     count = min(len(units), gpus or max(1, cpus // 2))
