@@ -326,6 +326,10 @@ def test_a_preset_is_the_paper_s_recipe() -> None:
     shared = methods("infinipot,snapkv,infinipot:pool=13", base, preset="paper")
     assert [one.config.own("pool") for one in shared] == [0, 7, 13], "other methods have their own"
     assert method("infinipot", {**base, "novelty": 0.1}, preset="paper").config.novelty == 0.1
+    both = methods("infinipot,streaming,h2o", {**base, "persist": "once", "contrast": "unrelated"})
+    assert [(one.config.persist, one.config.contrast) for one in both] == [("once", "unrelated"), (None, None), (None, None)]
+    with pytest.raises(ValueError, match="contrast='unrelated' goes by the catalyst's attention"):
+        method("streaming:contrast=unrelated", base)
     with pytest.raises(ValueError, match="'infinipot:persist=twice': persist='twice' is not allowed"):
         method("infinipot:persist=twice", base)
     with pytest.raises(ValueError, match="unknown preset 'papr'"):

@@ -92,6 +92,8 @@ def method(label: str, base: dict[str, Any], asked: bool = True, preset: str | N
         else:
             own[name] = yaml.safe_load(value)
     shared = {**RECIPES[preset], **base} if preset is not None and novel else base
+    if not novel:  # these go by a catalyst beside novelty, and would be refused
+        shared = {name: value for name, value in shared.items() if name != "contrast" and (name, value) != ("persist", "once")}
     try:
         config = PotConfig(**{**shared, **recipe, **own, "policy": policy})
     except TypeError as problem:  # what a label says is text, so a wrong type is a wrong value
