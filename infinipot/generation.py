@@ -46,6 +46,8 @@ def generate(
             raise ValueError(f"{name} is not possible on a pot, which reads text only: leave images, video and sound out")
     if pot is not None and not isinstance(pot, PotConfig):
         raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
+    if host is not None and host.model is not model:
+        raise ValueError("host is that of another model: give Host(model) of this one, or leave it out")
     config, host = pot or PotConfig(), host or Host(model)
     for name, value in (("catalyst", config.catalyst), ("contrast", config.contrast)):
         if value not in (None, "question"):

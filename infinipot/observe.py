@@ -68,10 +68,8 @@ def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor, 
     one's is divided. ridden: the first one's, if it rode behind the last chunk."""
     look = catalyst_look(config, catalyst.shape[1])
     seen = ridden or observe(host, pot, catalyst[:1], *look)
-    if len(catalyst) == 1:
-        return seen
-    usual = observe(host, pot, catalyst[1:], *look)
-    return {number: found / (usual[number] + FLOOR) for number, found in seen.items()}
+    usual = observe(host, pot, catalyst[1:], *look) if len(catalyst) > 1 else None
+    return seen if usual is None else {number: found / (usual[number] + FLOOR) for number, found in seen.items()}
 
 
 def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:

@@ -8,6 +8,7 @@ from helpers import greedy, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
+from infinipot.host import Host
 
 MODEL = make_tiny("llama")
 SMALL = PotConfig(pot_size=64, distill_to=24)
@@ -20,6 +21,14 @@ def test_long_prompts_equal_a_session() -> None:
     session = Session(MODEL, None, SMALL)
     session.append(ids, question=ids[-20:])
     assert out[0].tolist() == ids + list(session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set()))
+
+
+def test_a_host_for_many_calls() -> None:
+    host, ids = Host(MODEL), torch.tensor([random_ids(120)])
+    out = [MODEL.generate(ids, pot=SMALL, host=one, **OPTIONS).tolist() for one in (None, host, host)]
+    assert out[0] == out[1] == out[2]
+    with pytest.raises(ValueError, match="host is that of another model"):
+        MODEL.generate(ids, pot=SMALL, host=Host(make_tiny("llama", seed=3)), **OPTIONS)
 
 
 def test_every_row_of_a_padded_batch_equals_itself_alone() -> None:

@@ -101,8 +101,9 @@ def test_a_small_pot_reads_everything_and_stays_small(replica: Replica, monkeypa
 def test_bad_options_are_refused(replica: Replica) -> None:
     with pytest.raises(ValueError, match="did you mean 'infinipot'"):
         pot(replica, policy="infinipto")
-    with pytest.raises(ValueError, match="the end of each prompt"):
-        pot(replica, catalyst="general")
+    for options in ({"catalyst": "general"}, {"contrast": "unrelated"}):
+        with pytest.raises(ValueError, match="the end of each prompt"):
+            pot(replica, **options)
     assert pot(replica, pot_size=96).pot_config == PotConfig(pot_size=96)
 
 
