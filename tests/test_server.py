@@ -12,7 +12,10 @@ import pytest
 import torch
 from live import CONFIG, Live, live, tiny
 
-from infinipot import Session
+from infinipot import PotConfig, Session
+from infinipot.options import RECIPES
+from infinipot.server.schema import PotOptions
+from infinipot.server.serving import config_of
 from infinipot.server.step import a_core_less
 
 MODEL, TOKENIZER = tiny()
@@ -195,6 +198,14 @@ def test_options_of_the_pot(server: Live) -> None:
     for wrong, part in (({"pot_size": 300}, "256 entries"), ({"policy": "full"}, "policy='full'"), ({"policy": "snapvk"}, "known")):
         with pytest.raises(openai.BadRequestError, match=part):
             server.chat(LONG, **wrong)
+
+
+def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:
+    base = PotConfig(pot_size=256, **RECIPES["facts"])
+    other, plain, same = (config_of(PotOptions(**given), base) for given in ({"policy": "h2o"}, {"catalyst": "plain"}, {"pool": 5}))
+    assert (other.persist, other.contrast) == (None, None)
+    assert (plain.persist, plain.contrast) == ("once", None)
+    assert (same.persist, same.contrast, same.pool) == ("once", "unrelated", 5)
 
 
 def test_tokenize_models_and_metrics(server: Live) -> None:

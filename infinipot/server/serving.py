@@ -32,8 +32,10 @@ def config_of(given: PotOptions, base: PotConfig) -> PotConfig:
     if wanted.get("catalyst") == "question":
         wanted["catalyst"] = None  # the same here: the question is always known
     try:
-        if wanted.get("policy", base.policy) != base.policy and base.persist == "once":
-            wanted = {"persist": None, **wanted}  # what the server was told for its own policy
+        if wanted.get("policy", base.policy) != base.policy:  # what the server was told for its own policy
+            wanted = {"persist": None if base.persist == "once" else base.persist, "contrast": None, **wanted}
+        elif wanted.get("catalyst") == "plain":
+            wanted["contrast"] = None
         config = dataclasses.replace(base, **wanted)
     except (ValueError, TypeError) as problem:
         raise Refusal(400, str(problem)) from None
