@@ -13,7 +13,9 @@ import torch
 from live import CONFIG, Live, live, tiny
 
 from infinipot import PotConfig, Session
+from infinipot.host import Host
 from infinipot.options import RECIPES
+from infinipot.server.echoing import Listening
 from infinipot.server.schema import PotOptions
 from infinipot.server.serving import config_of
 from infinipot.server.step import a_core_less
@@ -198,6 +200,14 @@ def test_options_of_the_pot(server: Live) -> None:
     for wrong, part in (({"pot_size": 300}, "256 entries"), ({"policy": "full"}, "policy='full'"), ({"policy": "snapvk"}, "known")):
         with pytest.raises(openai.BadRequestError, match=part):
             server.chat(LONG, **wrong)
+
+
+def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
+    host = Host(tiny()[0])
+    host.spare = spare = (object(), object())
+    listening = Listening(host)
+    assert (listening.unrecordable, listening.spare) == (True, None)
+    assert (host.unrecordable, host.spare) == (False, spare)
 
 
 def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:

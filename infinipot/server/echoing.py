@@ -19,10 +19,11 @@ ROWS = 64
 
 class Listening(Host):
     """A host that notes the hidden states of every pass, and how many tokens the pot had read before it. The model is that of the host it
-    is made from."""
+    is made from. A recording would pass it by, and a spare pot serves one host only."""
 
     def __init__(self, host: Host) -> None:
         self.__dict__.update(host.__dict__)
+        self.unrecordable, self.spare = True, None
         self.heard: list[tuple[int, Tensor, Tensor]] = []
 
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
