@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infinipot.catalyst import KINDS
+from infinipot.catalyst import KINDS, PRESETS
 from infinipot.policies import POLICIES
 from infinipot.selection import POOLINGS, REDUCTIONS, apportion
 from infinipot.slots import QUANTISED
@@ -109,8 +109,8 @@ class PotConfig:
         for name, value in (("distill_to", "auto"), ("persist", "once"), ("contrast", self.contrast or "")):
             if getattr(self, name) == value and ("catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1):
                 raise ValueError(f"{name}={value!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
-        if self.contrast is not None and (self.distill_to == "auto" or self.catalyst == "plain" or self.contrast in ("question", "plain")):
-            raise ValueError(f"contrast={self.contrast!r} needs two prompts: not `plain`, nor a question to divide by, nor distill_to='auto'")
+        if self.contrast is not None and (self.distill_to == "auto" or self.catalyst == "plain"):
+            raise ValueError(f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain' or distill_to='auto'")
         if self.persist == "once" and (self.distill_to == "auto" or self.own("pool_kind") == "both"):
             raise ValueError("persist='once' needs scores that can be compared later: not with distill_to='auto' or pool_kind='both'")
         if POLICIES[self.policy].reads == "pot":
@@ -132,10 +132,10 @@ class PotConfig:
         for name, allowed in {**named, "distill_to": ("auto",), "layer_budget": ("uniform", "pyramid")}.items():
             if isinstance(getattr(self, name), str):
                 known(name, getattr(self, name), allowed)
-        for name in ("catalyst", "contrast"):
+        for name, kinds in (("catalyst", KINDS), ("contrast", tuple(PRESETS))):
             value = getattr(self, name)
             if value is not None and value.isascii() and " " not in value:
-                known(name, value, KINDS)
+                known(name, value, kinds)
         for name in ("context_reset", "shared_heads"):
             if getattr(self, name) not in (True, False, None) or (name == "context_reset" and self.context_reset is None):
                 raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be True or False")

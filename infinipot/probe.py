@@ -125,7 +125,7 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
     found: list[Rotation | None] = []
     for number, attention in enumerate(attends):
         at_zero, spread = (keys[number].float() if attention else torch.empty(0) for keys in (first.keys, second.keys))
-        if torch.allclose(at_zero, spread, atol=1e-6):
+        if torch.allclose(at_zero, spread, atol=1e-6):  # or nothing to compare
             found.append(None)
             continue
         errors = [error(way, at_zero, spread) for way in ways] or [float("inf")]

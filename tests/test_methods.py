@@ -275,9 +275,9 @@ def test_judged_once_is_refused_where_it_means_nothing(options: dict, why: str) 
     ("options", "why"),
     [
         ({"contrast": "unrelated", "policy": "tova"}, "contrast='unrelated' goes by the catalyst's attention"),
-        ({"contrast": "unrelated", "distill_to": "auto"}, "needs two prompts"),
-        ({"contrast": "unrelated", "catalyst": "plain"}, "needs two prompts"),
-        ({"contrast": "question"}, "needs two prompts"),
+        ({"contrast": "unrelated", "distill_to": "auto"}, "not with catalyst='plain' or distill_to='auto'"),
+        ({"contrast": "unrelated", "catalyst": "plain"}, "not with catalyst='plain' or distill_to='auto'"),
+        ({"contrast": "question"}, "unknown contrast 'question'; .*known: general, general-1, general-2, facts, unrelated, repeat\\)"),
         ({"contrast": "unrelatd"}, "unknown contrast 'unrelatd'; did you mean 'unrelated'"),
     ],
 )
