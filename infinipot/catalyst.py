@@ -61,6 +61,11 @@ def causal_softmax(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
     return weigh(scores.masked_fill(~visible, -torch.inf), scoring)
 
 
+def contrasted(catalyst: Tensor, contrast: Tensor) -> Tensor:
+    """Ids [1, |P|] and those of a contrast [1, n] as [2, |P|]: as many rows, repeated or cut at their beginning, so that both can be compared."""
+    return torch.cat((catalyst, contrast.repeat(1, catalyst.shape[1])[:, -catalyst.shape[1] :]))
+
+
 def representativeness(attention: Tensor) -> Tensor:
     """Eq. 2: what each entry receives from the catalyst, [B, H, P].
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from infinipot.answering import Turn, advance, predict
+from infinipot.catalyst import contrasted
 from infinipot.host import Host
 from infinipot.options import PotConfig
 from infinipot.reader import Reader
@@ -25,6 +27,7 @@ def generate(
     generation_config: GenerationConfig,
     pot: PotConfig | None = None,
     host: Host | None = None,
+    contrast_ids: Sequence[int] = (),
     **model_kwargs: Any,
 ) -> Tensor:
     """Decoding loop for transformers' `generate`: prompts of any length are read into a pot, each row of a batch into its own.
@@ -32,6 +35,7 @@ def generate(
     input_ids [B, T], left-padded as attention_mask says -> [B, T + new], right-padded. The rows' own tokens are read as they are (no chat
     template is added), row by row; answers are decoded together. Sampling, processors and stopping criteria are those that transformers
     prepared. host: a Host of this model, made once for many calls: each new one looks at the model first, and records for a GPU anew.
+    contrast_ids: the tokens of pot's `contrast`.
     """
     for name in ("num_beams", "num_return_sequences"):
         if (value := getattr(generation_config, name)) not in (1, None):
@@ -49,12 +53,15 @@ def generate(
     if host is not None and host.model is not model:
         raise ValueError("host is that of another model: give Host(model) of this one, or leave it out")
     config, host = pot or PotConfig(), host or Host(model)
-    for name, value in (("catalyst", config.catalyst), ("contrast", config.contrast)):
-        if value not in (None, "question"):
-            raise ValueError(f"{name}={value!r} needs a tokenizer, which generate does not pass on: leave it out, or use a Session")
+    if config.catalyst not in (None, "question"):
+        raise ValueError(f"catalyst={config.catalyst!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session")
+    if (config.contrast is None) != (len(contrast_ids) == 0):
+        what = f"contrast={config.contrast!r} with {len(contrast_ids)} contrast_ids"
+        raise ValueError(f"{what} is not possible: generate has no tokenizer, so give both, the prompt and its token ids, or neither")
     mask = model_kwargs.get("attention_mask")
     max_tokens = generation_config.max_length - input_ids.shape[1]
-    turns = [_turn(host, row if mask is None else row[mask[number].bool()], config, max_tokens) for number, row in enumerate(input_ids)]
+    rows = [row if mask is None else row[mask[number].bool()] for number, row in enumerate(input_ids)]
+    turns = [_turn(host, row, config, contrast_ids, max_tokens) for row in rows]
     pad = generation_config._pad_token_tensor
     so_far, live = input_ids, dict(enumerate(turns))
     try:
@@ -82,11 +89,13 @@ def generate(
     return so_far
 
 
-def _turn(host: Host, ids: Tensor, config: PotConfig, max_tokens: int) -> Turn:
+def _turn(host: Host, ids: Tensor, config: PotConfig, contrast_ids: Sequence[int], max_tokens: int) -> Turn:
     """A row's prompt, read, and the answer to come."""
     reader = Reader(host, config)
     end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
     catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.needs else None
+    if catalyst is not None and len(contrast_ids):
+        catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))
     reader.check_room(catalyst, 0)
     whole = reader.policy.reads == "pot" and len(ids) + max_tokens <= config.pot_size  # known beforehand here: nothing to keep room for
     reader.read(ids.tolist(), None if whole else catalyst)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import files
 from infinipot.answering import Answer, Turn, answer
-from infinipot.catalyst import BEGUN, PRESETS
+from infinipot.catalyst import BEGUN, PRESETS, contrasted
 from infinipot.decoding import Sampler, end_tokens
 from infinipot.host import Host
 from infinipot.options import PotConfig, Sampling
@@ -130,9 +130,9 @@ class Session:
             prompt = prompt if isinstance(prompt, str) else checked(prompt, self.host.vocabulary)
             begun = BEGUN.get(kind, "") if self.config.begun is None else self.config.begun
             catalyst = self._reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(begun))
-            if self.config.contrast is not None:  # as many rows, so that both can be compared
-                other = self._reader.tensor(dialogue.catalyst(PRESETS.get(self.config.contrast, self.config.contrast)))
-                catalyst = torch.cat((catalyst, other.repeat(1, catalyst.shape[1])[:, -catalyst.shape[1] :]))
+            if self.config.contrast is not None:
+                other = dialogue.catalyst(PRESETS.get(self.config.contrast, self.config.contrast))
+                catalyst = contrasted(catalyst, self._reader.tensor(other))
         self._reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
         return catalyst
 

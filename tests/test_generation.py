@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import greedy, random_ids
-from tiny import make_tiny
+from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session, generate
+from infinipot.catalyst import PRESETS
 from infinipot.host import Host
+from infinipot.template import Dialogue
 
 MODEL = make_tiny("llama")
 SMALL = PotConfig(pot_size=64, distill_to=24)
@@ -21,6 +23,21 @@ def test_long_prompts_equal_a_session() -> None:
     session = Session(MODEL, None, SMALL)
     session.append(ids, question=ids[-20:])
     assert out[0].tolist() == ids + list(session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set()))
+
+
+def test_a_contrast_equals_a_session() -> None:
+    """The prompt's ids are given beside it; either without the other is refused."""
+    tokenizer = make_tokenizer()
+    model, ids = make_tiny("llama", vocab=len(tokenizer)), random_ids(300)
+    pot = PotConfig(pot_size=64, distill_to=24, contrast="unrelated")
+    contrast = Dialogue(tokenizer, None, False).catalyst(PRESETS["unrelated"])
+    out = model.generate(torch.tensor([ids]), pot=pot, contrast_ids=contrast, **OPTIONS)
+    session = Session(model, tokenizer, pot)
+    session.append(ids, question=ids[-20:])
+    assert out[0].tolist() == ids + list(session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set()))
+    for wrong in ({"pot": pot}, {"pot": SMALL, "contrast_ids": contrast}):
+        with pytest.raises(ValueError, match="give both, the prompt and its token ids, or neither"):
+            model.generate(torch.tensor([ids]), **wrong, **OPTIONS)
 
 
 def test_a_host_for_many_calls() -> None:

@@ -62,7 +62,7 @@ def gpu_pair(family: str, dtype: torch.dtype, device: str = "cuda", **options) -
         {},
         {"novelty": 0.0, "persist": 0.5},
         {"persist": "once", "gqa": "max"},
-        {"persist": "once", "contrast": "unrelated"},
+        {"persist": "once", "contrast": "unrelated", "pool_kind": "trailing"},
         {"policy": "streaming"},
         {"chunk_tokens": 512, "sinks": 3, "pool": 5},
     ],

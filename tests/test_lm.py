@@ -98,12 +98,23 @@ def test_a_small_pot_reads_everything_and_stays_small(replica: Replica, monkeypa
     assert small.loglikelihood(requests[::-1], disable_tqdm=True) == results[::-1]
 
 
+def test_a_contrast_is_read_beside_the_prompts_end(replica: Replica) -> None:
+    """Answers, scores and whole texts, in a pot that distils."""
+    plain, against = pot(replica, pot_size=96, distill_to=32), pot(replica, pot_size=96, distill_to=32, contrast="unrelated")
+    wanted = {"until": ["zz"], "max_gen_toks": 8}
+    for model in (plain, against):
+        assert len(model.generate_until([asked("generate_until", LONG, wanted)], disable_tqdm=True)) == 1
+    scores, others = (model.loglikelihood([asked("loglikelihood", LONG, " ship")], disable_tqdm=True)[0][0] for model in (plain, against))
+    assert scores != others
+    whole, other = (model.loglikelihood_rolling([asked("loglikelihood_rolling", LONG)], disable_tqdm=True) for model in (plain, against))
+    assert whole == other  # no question, so nothing to divide
+
+
 def test_bad_options_are_refused(replica: Replica) -> None:
     with pytest.raises(ValueError, match="did you mean 'infinipot'"):
         pot(replica, policy="infinipto")
-    for options in ({"catalyst": "general"}, {"contrast": "unrelated"}):
-        with pytest.raises(ValueError, match="the end of each prompt"):
-            pot(replica, **options)
+    with pytest.raises(ValueError, match="the end of each prompt"):
+        pot(replica, catalyst="general")
     assert pot(replica, pot_size=96).pot_config == PotConfig(pot_size=96)
 
 

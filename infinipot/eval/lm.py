@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from infinipot.catalyst import PRESETS
 from infinipot.eval.asking import force
 from infinipot.eval.extras import LM, need
 from infinipot.generation import PROMPT_END, generate
@@ -21,6 +22,7 @@ from infinipot.models import load
 from infinipot.options import PotConfig
 from infinipot.policies import POLICIES
 from infinipot.session import Session
+from infinipot.template import Dialogue
 
 need("lm_eval", "this adapter", LM)
 
@@ -43,13 +45,15 @@ class PotLM(HFLM):
         names = {field.name for field in dataclasses.fields(PotConfig)}
         self.pot_config = PotConfig(**{name: value for name, value in options.items() if name in names})
         rest = {name: value for name, value in options.items() if name not in names}
-        for name, value in (("catalyst", self.pot_config.catalyst), ("contrast", self.pot_config.contrast)):
-            if value not in (None, "question"):
-                raise ValueError(f"{name}={value!r} is not possible here: the end of each prompt, its question, is the catalyst")
+        if self.pot_config.catalyst not in (None, "question"):
+            value = self.pot_config.catalyst
+            raise ValueError(f"catalyst={value!r} is not possible here: the end of each prompt, its question, is the catalyst")
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
         super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **rest)
         self.host = Host(self.model)
+        contrast = self.pot_config.contrast
+        self.contrast_ids = Dialogue(self.tokenizer, None, False).catalyst(PRESETS.get(contrast, contrast)) if contrast else []
 
     @property
     def max_length(self) -> int:
@@ -58,13 +62,20 @@ class PotLM(HFLM):
 
     def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
         return super()._model_generate(
-            context, max_length, stop, custom_generate=generate, pot=self.pot_config, host=self.host, **generation_kwargs
+            context,
+            max_length,
+            stop,
+            custom_generate=generate,
+            pot=self.pot_config,
+            host=self.host,
+            contrast_ids=self.contrast_ids,
+            **generation_kwargs,
         )
 
     def _session(self, context: Sequence[int]) -> Session:
         """A session that has read a context, its end being the catalyst."""
-        session = Session(self.host, None, self.pot_config, template=False)
         config = self.pot_config
+        session = Session(self.host, self.tokenizer if config.contrast else None, config, template=False)
         end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(context))
         asks = "catalyst" in POLICIES[config.policy]().needs(config.novelty)
         session.append(list(context), question=list(context)[-end:] if asks else None)
@@ -105,7 +116,7 @@ class PotLM(HFLM):
         if config.policy == "truncate":
             raise ValueError("policy 'truncate' leaves out most of a text, so it predicts none of it: compare with streaming")
         if "catalyst" in POLICIES[config.policy]().needs(config.novelty):
-            config = dataclasses.replace(config, catalyst="plain")  # there is no question: the newest text is the catalyst
+            config = dataclasses.replace(config, catalyst="plain", contrast=None)  # there is no question: the newest text is the catalyst
         session = Session(self.host, None, config, template=False)
         session.score_all()
         total, seen = 0.0, 0
