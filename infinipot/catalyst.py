@@ -62,7 +62,7 @@ def causal_softmax(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
 
 
 def contrasted(catalyst: Tensor, contrast: Tensor) -> Tensor:
-    """Ids [1, |P|] and those of a contrast [1, n] as [2, |P|]: as many rows, repeated or cut at their beginning, so that both can be compared."""
+    """Ids [1, |P|] and those of a contrast [1, n] as [2, |P|]: as many rows of both, the latter repeated and cut, so that they compare."""
     return torch.cat((catalyst, contrast.repeat(1, catalyst.shape[1])[:, -catalyst.shape[1] :]))
 
 

@@ -13,7 +13,7 @@ from reference import rope
 from test_families import host
 from tiny import make_tiny, make_tokenizer
 
-from infinipot import PotConfig, Session, generate
+from infinipot import PotConfig, Session
 from infinipot.answering import Turn
 from infinipot.catalyst import PRESETS, Scoring
 from infinipot.grouped import grouped_attention
