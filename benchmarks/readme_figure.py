@@ -43,7 +43,7 @@ def mapped(folder: Path, text: str) -> list[Record]:
     maps: dict[str, list[Record]] = {}
     for path in sorted(folder.glob(f"{needle.NAME}*.jsonl")):
         for record in results.lines(path):
-            if record["method"].split(":")[0] == "infinipot":
+            if record.get("method", "").split(":")[0] == "infinipot":  # needle_scores.jsonl, of another benchmark, has none
                 test = f"{record['kind']} in {record['haystack']}"
                 maps.setdefault(f"{record['model']}, {test}, {name_key(record)}", []).append(record)
     chosen = {name: records for name, records in maps.items() if text in name}

@@ -23,7 +23,7 @@ from infinipot import PotConfig, Session, load  # noqa: E402
 QUESTION = "Which section of the Unicode Standard describes the casefolding algorithm?"
 EXPECTED, SENTENCE = "3.13", r"The casefolding algorithm is\s+described in section 3\.13[^.]*\."
 FIRST_TOPIC, TOKENS = "specialnames", 33_000
-POT = PotConfig(pot_size=1024, distill_to=640, novelty=0.0, pool=13)
+POT = PotConfig(pot_size=1024, distill_to=640, novelty=0.0, pool=13, recent=0)
 ANSWER = {"max_tokens": 48, "stop": ("\n\n",)}
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,18 +22,19 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
 
 from infinipot import compat
+from infinipot.identity import identity
 
 
-class Worker(Protocol):
+class Worker:
     """Who decides what attention does while a model runs."""
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
         """query [B, H, T, D], key and value [B, K, N, D] -> [B, T, H, D]."""
-        ...
+        raise NotImplementedError
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What a rotary module returns instead of `output`; None leaves it."""
-        ...
+        """What a rotary module returns instead of `output`; None leaves it. Queries and keys are turned in `attend`, not by the model."""
+        return identity(output)
 
 
 _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation import logits_process as warpers
 
 from infinipot.options import Sampling
 
@@ -24,18 +17,15 @@ class Sampler:
         self.greedy = sampling.temperature == 0
         self.warp = LogitsProcessorList()
         if not self.greedy:
-            self.warp.append(TemperatureLogitsWarper(float(sampling.temperature)))
+            self.warp.append(warpers.TemperatureLogitsWarper(float(sampling.temperature)))
             if sampling.top_k:
-                self.warp.append(TopKLogitsWarper(sampling.top_k))
+                self.warp.append(warpers.TopKLogitsWarper(sampling.top_k))
             if sampling.top_p < 1:
-                self.warp.append(TopPLogitsWarper(sampling.top_p))
+                self.warp.append(warpers.TopPLogitsWarper(sampling.top_p))
             if sampling.min_p > 0:
-                self.warp.append(MinPLogitsWarper(sampling.min_p))
+                self.warp.append(warpers.MinPLogitsWarper(sampling.min_p))
         self.random = torch.Generator()  # on the CPU: the same choices on every device
-        if sampling.seed is not None:
-            self.random.manual_seed(sampling.seed)
-        else:
-            self.random.seed()
+        self.random.manual_seed(self.random.seed() if sampling.seed is None else sampling.seed)
 
     def __call__(self, logits: Tensor) -> int:
         """logits [1, V] -> a token id."""

@@ -94,7 +94,7 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ri
             prompted["catalyst"] = observe_catalyst(host, pot, config, catalyst, ridden)
     chosen = []
     for number in numbers:
-        seen, index, novelty = observe_layer(host, pot, config, number, prompted)
+        seen, index, novelty = observe_layer(host, pot, config, number, prompted, most[number] * config.least_survivors // config.survivors)
         scores = policy.judge(seen)
         indices = policy.choose(seen, scores, budget(config, seen, most[number]))
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)

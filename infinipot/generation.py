@@ -42,12 +42,10 @@ def generate(
             raise ValueError(f"{name}={value} is not possible on a pot: use sampling or greedy decoding, one answer a row")
     if generation_config.return_dict_in_generate:
         raise ValueError("return_dict_in_generate=True is not possible on a pot: a Session gives the pot and its statistics")
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise ValueError("inputs_embeds is not possible on a pot: give input_ids")
     for name, value in model_kwargs.items():
-        pictured = any(kind in name for kind in ("pixel", "image", "video", "audio", "input_features", "mm_encoder"))
-        if pictured and value is not None and not (isinstance(value, dict) and not value):
-            raise ValueError(f"{name} is not possible on a pot, which reads text only: leave images, video and sound out")
+        other = any(kind in name for kind in ("inputs_embeds", "pixel", "image", "video", "audio", "input_features", "mm_encoder"))
+        if other and value is not None and not (isinstance(value, dict) and not value):
+            raise ValueError(f"{name} is not possible on a pot, which reads token ids only: give input_ids; leave images, video and sound out")
     if pot is not None and not isinstance(pot, PotConfig):
         raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
     if host is not None and host.model is not model:
@@ -56,8 +54,7 @@ def generate(
     if config.catalyst not in (None, "question"):
         raise ValueError(f"catalyst={config.catalyst!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session")
     if (config.contrast is None) != (len(contrast_ids) == 0):
-        what = f"contrast={config.contrast!r} with {len(contrast_ids)} contrast_ids"
-        raise ValueError(f"{what} is not possible: generate has no tokenizer, so give both, the prompt and its token ids, or neither")
+        raise ValueError(f"contrast={config.contrast!r} with {len(contrast_ids)} contrast_ids: generate has no tokenizer, give both or neither")
     mask = model_kwargs.get("attention_mask")
     max_tokens = generation_config.max_length - input_ids.shape[1]
     rows = [row if mask is None else row[mask[number].bool()] for number, row in enumerate(input_ids)]

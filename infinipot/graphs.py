@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infinipot import kernels
-from infinipot.attention import at_work, attention, plain
+from infinipot.attention import Worker, at_work, attention, plain
 from infinipot.compat import Cache
 from infinipot.host import Host
-from infinipot.identity import identity
 from infinipot.layers import PotLayer
 from infinipot.norms import fused
 from infinipot.pot import Layout, Pot
@@ -134,7 +133,7 @@ class Cycle:
         pot.distillations += 1
 
 
-class Step:
+class Step(Worker):
     """One token for each of several pots, wherever it goes: the slot is a number on the device, and all slots are looked at, those not
     taken yet masked. So one recording serves as long as their slots are there."""
 
@@ -198,9 +197,6 @@ class Step:
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[-1])  # the query heads of a KV head as rows: no kernel repeats keys
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask.expand(1, 1, grouped.shape[2], -1), scale=scaling)
         return out.reshape(1, 1, query.shape[1], -1)
-
-    def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return identity(output)
 
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ from infinipot.abreast import turned
 from infinipot.attention import Worker, at_work, attention, plain, visible
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
-from infinipot.identity import identity
 from infinipot.norms import fused
 from infinipot.novelty import BLOCK, novelty
 from infinipot.pot import Layout, Pot
@@ -34,7 +33,7 @@ class Observer:
     alone: int = 0
 
 
-class _Reading:
+class _Reading(Worker):
     """One forward pass over a pot: raw keys go in, queries turn by slot."""
 
     def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
@@ -70,11 +69,8 @@ class _Reading:
             self.masks[shape] = visible(*shape)
         return attention(module, query, key, value, scaling, self.masks[shape], options)
 
-    def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return identity(output)
 
-
-class _Readings:
+class _Readings(Worker):
     """One forward pass over several pots, each row's attention by itself."""
 
     def __init__(self, readings: list[_Reading], together: Together) -> None:
@@ -84,9 +80,6 @@ class _Readings:
         layer: Rows = self.together.layers[module.layer_idx]  # type: ignore[index, assignment]
         rows = zip(self.readings, query.split(1), layer.seen, turned(layer.layers, query, 1), strict=True)
         return torch.cat([reading.attend(module, row, *entries, scaling, options, ready) for reading, row, entries, ready in rows])
-
-    def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        return identity(output)
 
 
 class _Hidden(MoeModelOutputWithPast):

@@ -86,22 +86,23 @@ def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) ->
     return most
 
 
-def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int) -> tuple[Tensor, int]:
+def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int, least: int) -> tuple[Tensor, int]:
     """What each entry of a layer [B, K, P] receives from the newest tokens together, and how many those are.
 
     No more than stand in the last slots in all heads: those read since the last distillation, and the recent ones that it kept.
     """
     layer = pot.layers[number]
-    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.own("recent")), layer.length - pot.pinned)
+    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.own("recent", least)), layer.length - pot.pinned)
     query = layer.rotate_queries(layer.witness.queries[:, :, -count:])
     attention = causal_softmax(query, layer.read_keys(0, layer.length), host.scorings[number]).sum(dim=-2)
     return reduce_groups(attention, layer.index.shape[1], config.gqa), count
 
 
 def observe_layer(
-    host: Host, pot: Pot, config: PotConfig, number: int, prompted: dict[str, dict[int, Tensor]]
+    host: Host, pot: Pot, config: PotConfig, number: int, prompted: dict[str, dict[int, Tensor]], least: int
 ) -> tuple[Observation, Tensor, Tensor]:
-    """What the policy sees of a layer; place and NuC of all its entries. prompted: what was seen of the catalyst or the replay, by name."""
+    """What the policy sees of a layer; place and NuC of all its entries. prompted: what was seen of the catalyst or the replay, by name. least:
+    the fewest of its entries that will survive."""
     layer, needs = pot.layers[number], POLICIES[config.policy]().needs(config.novelty)
     free = slice(pot.pinned, layer.length)
     index, novelty = pot.described(layer)
@@ -110,7 +111,7 @@ def observe_layer(
     if "received" in needs:
         attention["received"] = reduce_groups(layer.witness.received, layer.index.shape[1], config.gqa)[..., free]
     if "newest" in needs:
-        newest, window = observe_newest(host, pot, config, number)
+        newest, window = observe_newest(host, pot, config, number, least)
         attention["newest"] = newest[..., free]
     seen = Observation(
         keys=layer.slots[0].read(pot.pinned, layer.length),
@@ -121,7 +122,7 @@ def observe_layer(
         past=None if layer.past is None else layer.past[..., pot.pinned :],
         share=config.novelty,
         window=window,
-        **{name: config.own(name) for name in ("sinks", "recent", "pool", "pool_kind", "shared_heads", "persist")},
+        **{name: config.own(name, least) for name in ("sinks", "recent", "pool", "pool_kind", "shared_heads", "persist")},
         **attention,
     )
     return seen, index, novelty

@@ -13,13 +13,15 @@ from infinipot.selection import POOLINGS, REDUCTIONS, apportion
 from infinipot.slots import QUANTISED
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {"novelty": 0.5, "pool": 0},
-    "facts": {"catalyst": "facts", "contrast": "unrelated", "persist": "once", "pool": 21},
+    "paper": {"novelty": 0.5, "pool": 0, "recent": 0},
+    "facts": {"catalyst": "facts", "contrast": "unrelated", "persist": "once", "pool": 21, "pool_kind": "avg"},
 }
 """Presets: options as the paper has them, where our defaults are others; and those that keep single facts of which nobody knows yet that they
 will be asked for (docs/results.md says why)."""
 NAMES = ("pool_kind", "pot_dtype", "catalyst", "begun", "contrast")
 """Options that are a name, or a text, or None."""
+FREE = 1024
+"""So much of a large pot is free after a distillation by default: less would distil too often, more would keep less than it could."""
 PYRAMID = 20
 """How much less than the mean the top layer keeps under `pyramid` (PyramidKV's beta)."""
 
@@ -47,8 +49,8 @@ class PotConfig:
     pot_size: int = 2048
     """|M|: never more entries than this, whatever they are: survivors, the chunk being read, the catalyst, the answer."""
     distill_to: int | str | None = None
-    """|C|: entries that survive a distillation, beside the pinned ones. None: half the pot. `auto`: in each layer as few as hold `coverage`
-    of what the catalyst attends to, between an eighth and a half of the pot."""
+    """|C|: entries that survive a distillation, beside the pinned ones. None: half the pot; of one above 2,048 all but 1,024, at most three
+    quarters. `auto`: in each layer as few as hold `coverage` of what the catalyst attends to, between an eighth and a half of the pot."""
     coverage: float = 0.9
     """With distill_to `auto`: the share of the catalyst's attention that survivors hold."""
     policy: str = "infinipot"
@@ -71,6 +73,7 @@ class PotConfig:
     pool: int | None = None
     """Width of the window, in slots, over which scores are smoothed: an odd number; 0 leaves them alone."""
     pool_kind: str | None = None
+    """`avg` or `max` over the slots around an entry; `trailing`: the average of it and those before."""
     gqa: str = "mean"
     """How the scores of the query heads that share a KV head become one."""
     shared_heads: bool | None = None
@@ -111,8 +114,8 @@ class PotConfig:
                 raise ValueError(f"{name}={value!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
         if self.contrast is not None and (self.distill_to == "auto" or self.catalyst == "plain"):
             raise ValueError(f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain' or distill_to='auto'")
-        if self.persist == "once" and (self.distill_to == "auto" or self.own("pool_kind") == "both"):
-            raise ValueError("persist='once' needs scores that can be compared later: not with distill_to='auto' or pool_kind='both'")
+        if self.persist == "once" and self.distill_to == "auto":
+            raise ValueError("persist='once' needs scores that can be compared later: not with distill_to='auto'")
         if POLICIES[self.policy].reads == "pot":
             within("distill_to", self.survivors, 1, self.pot_size - 1)
             if self.own("sinks") + self.own("recent") > self.least_survivors:
@@ -170,21 +173,24 @@ class PotConfig:
     @property
     def survivors(self) -> int:
         """|C|, the most with `auto`."""
-        return self.distill_to if isinstance(self.distill_to, int) else self.pot_size // 2
+        most = self.pot_size // 2 if self.distill_to == "auto" else min(self.pot_size - FREE, 3 * self.pot_size // 4)
+        return self.distill_to if isinstance(self.distill_to, int) else max(self.pot_size // 2, most)
 
     @property
     def least_survivors(self) -> int:
         """The fewest entries a distillation leaves, before layers share them out."""
         return max(1, self.pot_size // 8) if self.distill_to == "auto" else self.survivors
 
-    def own(self, name: str) -> Any:
-        """An option; where it is None, its default for this policy and these sizes."""
-        value, policy = getattr(self, name), POLICIES[self.policy]
-        if value is None and name == "recent":
-            return policy().recent(self.least_survivors, self.own("window"))
-        if value is None and name == "distill_to":
-            return self.survivors
-        return getattr(policy, name, None) if value is None else value
+    def own(self, name: str, budget: int | None = None) -> Any:
+        """An option; where it is None, its default for this policy and these sizes. budget: |C| of the layer it is for, where they differ."""
+        value, policy, budget = getattr(self, name), POLICIES[self.policy](), self.least_survivors if budget is None else budget
+        if value is not None:
+            return value
+        if name == "recent":
+            return policy.recent(budget, self.own("window"))
+        pool, kind = policy.smoothing(budget, self.catalyst in (None, "question"))
+        sized = {"pool": pool, "pool_kind": kind, "distill_to": self.survivors}
+        return sized[name] if name in sized else getattr(policy, name, None)
 
     def budgets(self, layers: int) -> list[int]:
         """|C| of each of the bounded layers: `layers` times `survivors` in all."""
@@ -197,11 +203,12 @@ class PotConfig:
         if len(weights) != layers:
             raise ValueError(f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many")
         shares = apportion(layers * self.survivors, [float(weight) for weight in weights])
-        fixed = max(1, self.own("sinks") + self.own("recent"))
-        if min(shares) < fixed:
+        least = min(shares)
+        sinks, recent = self.own("sinks"), self.own("recent", least)
+        if least < max(1, sinks + recent):
             raise ValueError(
-                f"layer_budget leaves a layer {min(shares)} entries, fewer than sinks={self.own('sinks')} + recent={self.own('recent')}, and "
-                "at least 1: distil to more, weigh layers more evenly, or give a smaller recent"
+                f"layer_budget leaves a layer {least} entries, fewer than sinks={sinks} + recent={recent}, and at least 1: distil to more, "
+                "weigh layers more evenly, or give a smaller recent"
             )
         return shares
 
@@ -222,11 +229,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool):
             raise TypeError(f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number")
-        within("max_tokens", self.max_tokens, 1)
-        within("temperature", self.temperature, 0)
-        within("top_k", self.top_k, 0)
-        within("top_p", self.top_p, 0, 1)
-        within("min_p", self.min_p, 0, 1)
+        for name, low, high in (("max_tokens", 1, None), ("temperature", 0, None), ("top_k", 0, None), ("top_p", 0, 1), ("min_p", 0, 1)):
+            within(name, getattr(self, name), low, high)
         if isinstance(self.stop, str):
             raise TypeError(f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ({self.stop!r},)")
         if any(not text for text in self.stop):

@@ -16,7 +16,7 @@ from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from infinipot.attention import at_work
+from infinipot.attention import Worker, at_work
 from infinipot.positions import STYLES, Rotation, Table, turn
 
 POSITIONS = (0, 1, 5, 17)
@@ -24,7 +24,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 4e-3, torc
 
 
 @dataclass
-class Probe:
+class Probe(Worker):
     """Remembers each layer's keys and each call of a rotary module; attention returns zeros."""
 
     keys: dict[int, Tensor] = field(default_factory=dict)

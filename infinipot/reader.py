@@ -58,17 +58,16 @@ class Reader:
                 "shared_heads and distill_to='auto' look at all heads of a layer, but this process has only some of them (tensor parallel): "
                 "leave these options out, or use a model in one process"
             )
-        chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
-        self.host, self.config = host, dataclasses.replace(config, chunk_tokens=chunk)
+        self.host, chunk = host, config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
+        self.config = dataclasses.replace(config, chunk_tokens=chunk)
         self.policy = POLICIES[config.policy]()
         self.needs = self.policy.needs(config.novelty)
         self.pot = new_pot(host, self._layout())
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         """Policy `truncate`: the newest ids, not read before an answer needs them."""
-        self.skipped = 0
+        self.skipped, self.busy = 0, False
         self.usual: Tensor | None = None
         """The catalyst of the latest reading: the pot always has room for it."""
-        self.busy = False
         self.read_s = self.answer_s = 0.0
 
     def _layout(self) -> Layout:
@@ -88,8 +87,7 @@ class Reader:
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         """Refuse sizes that would never let a token be read after a distillation."""
-        prompt = reserve(self.config, catalyst)
-        size, kept = self.config.pot_size, self.config.survivors
+        prompt, size, kept = reserve(self.config, catalyst), self.config.pot_size, self.config.survivors
         if catalyst is not None and not catalyst.shape[1]:
             raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
         if self.policy.reads == "ends" and 2 * pinned >= size:

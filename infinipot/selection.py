@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 REDUCTIONS = ("mean", "max", "sum")
-POOLINGS = ("avg", "max", "both", "trailing")
+POOLINGS = ("avg", "max", "trailing")
 
 
 def reduce_groups(scores: Tensor, kv_heads: int, how: str = "mean") -> Tensor:
@@ -22,17 +22,13 @@ def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
     """Smooth scores [B, K, P] along the slots with a centred window of `kernel` (odd) slots; 0 or 1 leaves them.
 
     At the ends the window holds fewer slots and the average divides by how many there are. Smoothing keeps neighbours of a strong entry,
-    so phrases survive whole. both: an entry's place by its own score or by its neighbourhood's average, whichever is the better one.
-    trailing: the average of an entry and the kernel - 1 before it, so that what follows a strong entry stays.
+    so phrases survive whole. trailing: the average of an entry and the kernel - 1 before it, so that what follows a strong entry stays.
     """
     if kernel <= 1:
         return scores
     if kind == "trailing":
         sums = kernel * F.avg_pool1d(F.pad(scores, (kernel - 1, 0)), kernel, stride=1)
         return sums / torch.arange(1, sums.shape[-1] + 1, device=sums.device).clamp(max=kernel)
-    if kind == "both":
-        places = [x.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) for x in (scores, pool(scores, kernel))]
-        return -torch.minimum(*places).float()
     if kind == "max":
         return F.max_pool1d(scores, kernel, stride=1, padding=kernel // 2)
     return F.avg_pool1d(scores, kernel, stride=1, padding=kernel // 2, count_include_pad=False)

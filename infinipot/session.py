@@ -123,6 +123,8 @@ class Session:
         kind = self.config.catalyst or self._reader.policy.catalyst or ("general" if question is None else "question")
         if kind == "question" and question is None:
             raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
+        if self.pot.length == self.pot.pinned:  # the first reading settles what depends on whether there is a question
+            self._reader.config = dataclasses.replace(self._reader.config, catalyst=kind)
         if kind == "plain":
             catalyst = self.pot.newest
         else:
@@ -228,6 +230,7 @@ class Session:
             "model": here.model,
             "tokenizer_sha256": here.tokenizer_sha256,
             "config": dataclasses.asdict(self.config),
+            "catalyst": self._reader.config.catalyst,
             "system": self.system,
             "templated": self._dialogue.templated,
             "in_text": self._dialogue.in_text,
@@ -262,6 +265,7 @@ class Session:
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
             dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
             reader = session._reader
+            reader.config = dataclasses.replace(reader.config, catalyst=about.get("catalyst", config.catalyst))
             reader.skipped = about["skipped"]
             reader.tail.extend(tensors.pop("tail").tolist())
             tensors = host.placed(tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -121,8 +122,5 @@ class Dialogue:
 
     def ends(self) -> set[int]:
         """The special token with which the template closes an answer, if it has one."""
-        first = self.ids(self.template.turn)[:1]
-        if self.tokenizer is None:
-            return set()
-        added = self.tokenizer.added_tokens_decoder
-        return {token for token in first if token in self.tokenizer.all_special_ids or (token in added and added[token].special)}
+        first, known = self.ids(self.template.turn)[:1], cast(PreTrainedTokenizerBase, self.tokenizer)  # without one there is no first
+        return {i for i in first if i in known.all_special_ids or (i in known.added_tokens_decoder and known.added_tokens_decoder[i].special)}

@@ -38,11 +38,7 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 def smooth(scores: list[float], kernel: int, kind: str) -> list[float]:
     """Mean or maximum over the `kernel` slots around each slot; at the edges, over those that exist; 0, 1: as it is.
-    both: minus the better of a slot's places by its own score and by the mean around it. trailing: mean of a slot and those before it."""
-    if kind == "both" and kernel > 1:
-        lists = scores, smooth(scores, kernel, "avg")
-        orders = [sorted(range(len(scores)), key=lambda s, own=own: (-own[s], s)) for own in lists]
-        return [float(-min(order.index(s) for order in orders)) for s in range(len(scores))]
+    trailing: over the slot and those before it."""
     if kind == "trailing" and kernel > 1:
         return [sum(w) / len(w) for w in (scores[max(0, s - kernel + 1): s + 1] for s in range(len(scores)))]
     windows = [scores[max(0, s - kernel // 2): s + kernel // 2 + 1] for s in range(len(scores))]
@@ -67,7 +63,7 @@ class Reference:
     distillations: int                # those that evicted something
 
     def __init__(self, model: Any, *, pot_size: int, distill_to: int, novelty: float = 0.25,
-                 catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int = 0, pool: int = 7,
+                 catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int | None = None, pool: int = 7,
                  pool_kind: str = "avg", gqa: str = "mean", context_reset: bool = True) -> None:
         self.model, self.layers = model, model.model.layers
         self.eps, self.theta = model.config.rms_norm_eps, model.config.rope_parameters["rope_theta"]
@@ -75,10 +71,11 @@ class Reference:
         self.catalyst = list(catalyst) if novelty != 1.0 else []  # nobody would look at its scores
         self.limit = pot_size - len(self.catalyst)  # the catalyst must fit in the pot too
         self.pool, self.pool_kind, self.gqa, self.context_reset = pool, pool_kind, gqa, context_reset
+        recent = distill_to // 12 if recent is None else recent
         self.pinned, self.distill_to, self.sinks, self.recent, self.novelty = pinned, distill_to, sinks, recent, novelty
         assert model.config.rope_parameters["rope_type"] == "default" and model.config.hidden_act == "silu"
         assert pinned + distill_to < self.limit, "pot_size leaves no room for reading"
-        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_kind in ("avg", "max", "both", "trailing")
+        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_kind in ("avg", "max", "trailing")
         self.entries = [[[] for _ in range(self.kv_heads)] for _ in self.layers]
         self.distillations = self.tokens_read = 0
         self.hidden = torch.empty(0)  # of the last token of the text, after the final norm

@@ -36,7 +36,7 @@ def test_a_contrast_equals_a_session() -> None:
     session.append(ids, question=ids[-20:])
     assert out[0].tolist() == ids + list(session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set()))
     for wrong in ({"pot": pot}, {"pot": SMALL, "contrast_ids": contrast}):
-        with pytest.raises(ValueError, match="give both, the prompt and its token ids, or neither"):
+        with pytest.raises(ValueError, match="generate has no tokenizer, give both or neither"):
             model.generate(torch.tensor([ids]), **wrong, **OPTIONS)
 
 

@@ -18,6 +18,7 @@ from infinipot.answering import Turn
 from infinipot.catalyst import PRESETS, Scoring
 from infinipot.grouped import grouped_attention
 from infinipot.observe import catalyst_look, observe, observe_newest, replay_tokens
+from infinipot.options import RECIPES
 from infinipot.policies import POLICIES
 from infinipot.positions import Rotation
 
@@ -41,14 +42,13 @@ CASES = {
     "largest score ever": {"novelty": 0.0, "persist": 1.0, "pool": 3},
     "past scores fade": {"novelty": 0.5, "persist": 0.7},
     "judged once": {"novelty": 0.25, "persist": "once", "pool": 5},
-    "judged once, by weight": {"novelty": 0.0, "persist": "once", "gqa": "max", "pool": 3, "layer_budget": (3.0, 2.0, 1.0)},
+    "judged once, by weight": {"persist": "once", "gqa": "max", "pool": 3, "recent": 0, "layer_budget": (3.0, 2.0, 1.0), "novelty": 0.0},
     "judged once, shared heads": {"novelty": 0.5, "persist": "once", "shared_heads": True, "pool": 3, "pool_kind": "max", "sinks": 2},
     "contrast": {"novelty": 0.25, "contrast": "unrelated", "pool": 3},
     "contrast, judged once": {"novelty": 0.25, "contrast": "Tell a joke.", "persist": "once", "gqa": "max", "pool": 5},
     "what follows a strong entry": {"novelty": 0.25, "pool": 7, "pool_kind": "trailing"},
     "what follows, judged once": {"novelty": 0.0, "pool": 5, "pool_kind": "trailing", "persist": "once", "contrast": "unrelated"},
-    "by own or neighbours' score": {"novelty": 0.25, "pool": 5, "pool_kind": "both"},
-    "pyramid": {"novelty": 0.5, "layer_budget": "pyramid"},
+    "pyramid": {"novelty": 0.5, "layer_budget": "pyramid", "recent": 0, "pool": 3},
     "layers by weight": {"policy": "h2o", "layer_budget": (3.0, 2.0, 1.0), "recent": 2},
     "auto": {"novelty": 0.0, "distill_to": "auto", "coverage": 0.8},
     "auto, with novelty": {"novelty": 0.5, "distill_to": "auto", "coverage": 0.5},
@@ -102,6 +102,46 @@ def test_layers_share_out_the_same_memory() -> None:
         assert sum(layer.keys.shape[2] for layer in session.pot.layers) == 4 * 64
         assert session.stats.peak_entries == 64
         assert len({layer.length for layer in session.pot.layers}) > 1
+
+
+@pytest.mark.parametrize(
+    ("pot_size", "survivors", "asked", "unasked"),
+    [
+        (64, 32, (7, "avg", 2), (7, "avg", 2)),
+        (2048, 1024, (7, "avg", 85), (7, "avg", 85)),
+        (3072, 2048, (7, "avg", 170), (7, "avg", 170)),
+        (4096, 3072, (45, "trailing", 256), (7, "avg", 256)),
+        (8192, 6144, (45, "trailing", 512), (7, "avg", 512)),
+    ],
+)
+def test_defaults_follow_the_size_and_the_question(pot_size: int, survivors: int, asked: tuple, unasked: tuple) -> None:
+    def own(**options: object) -> tuple:
+        config = PotConfig(pot_size=pot_size, **options)
+        return tuple(config.own(name) for name in ("pool", "pool_kind", "recent"))
+
+    assert PotConfig(pot_size=pot_size).survivors == PotConfig(pot_size=pot_size, policy="h2o").survivors == survivors
+    assert PotConfig(pot_size=pot_size, distill_to="auto").survivors == pot_size // 2
+    assert own() == own(catalyst="question") == asked
+    assert own(catalyst="general") == own(catalyst="Name the ships.") == own(catalyst="plain") == unasked
+    assert own(pool=13, pool_kind="max", recent=1) == (13, "max", 1)
+    assert own(**RECIPES["paper"])[::2] == (0, 0)
+    assert own(**RECIPES["facts"]) == (21, "avg", survivors // 12)
+
+
+def test_the_first_reading_settles_what_depends_on_the_question(tmp_path: Path) -> None:
+    """Whatever is asked later, and after it was saved; the catalyst itself is free."""
+    tokenizer = make_tokenizer()
+    model = make_tiny("llama", vocab=len(tokenizer))
+    for question, kind in ((None, "general"), ("Why?", "question")):
+        session = Session(model, tokenizer, PotConfig(pot_size=160, distill_to=20))
+        session.ask("Is anything there?", max_tokens=3)
+        session.append("word and word again, " * 20, question=question)
+        session.ask("How many?", max_tokens=120)
+        session.append("and yet again, " * 20, question="When?" if question is None else None)
+        session.save(tmp_path / "a.pot")
+        for one in (session, session.fork(), Session.load(tmp_path / "a.pot", model, tokenizer)):
+            assert one._reader.config.catalyst == kind
+            assert one.config.catalyst is None
 
 
 def test_auto_keeps_no_more_than_it_needs() -> None:
@@ -212,12 +252,12 @@ def test_the_window_votes_whatever_else_stays(recent: int | None) -> None:
     session = Session(make_tiny("llama"), None, config)
     session.append(random_ids(100))
     for number in range(2):
-        assert observe_newest(session.host, session.pot, session.config, number)[1] == 8
+        assert observe_newest(session.host, session.pot, session.config, number, 24)[1] == 8
     session.append(random_ids(3))
     wide = Session(make_tiny("llama"), None, PotConfig(pot_size=64, policy="snapkv", window=1000, recent=0))
     wide._reader.pin([5])
     wide.append(random_ids(63))
-    assert observe_newest(wide.host, wide.pot, wide.config, 0)[1] == 63
+    assert observe_newest(wide.host, wide.pot, wide.config, 0, 24)[1] == 63
 
 
 def test_unbounded_layers_grow_with_positions_that_never_start_again() -> None:
@@ -265,7 +305,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(options: dict) -> None:
         ({"policy": "h2o"}, "goes by the catalyst's attention: use policy 'infinipot' with novelty below 1"),
         ({"policy": "kvzip"}, "goes by the catalyst's attention"),
         ({"novelty": 1.0}, "goes by the catalyst's attention"),
-        ({"pool_kind": "both"}, "scores that can be compared later"),
     ],
 )
 def test_judged_once_is_refused_where_it_means_nothing(options: dict, why: str) -> None:

@@ -117,7 +117,7 @@ def test_pictures_are_refused_not_left_out_in_silence() -> None:
     model = randomised(tf.LlavaForConditionalGeneration._from_config, tf.LlavaConfig(**MULTIMODAL["LLaVA"][1]))
     ids, options = torch.tensor([random_ids(20)]), dict(custom_generate=generate, max_new_tokens=2)
     assert model.generate(ids, **options).shape[1] == 22
-    with pytest.raises(ValueError, match="reads text only"):
+    with pytest.raises(ValueError, match="reads token ids only"):
         model.generate(ids, pixel_values=torch.zeros(1, 3, 28, 28), **options)
 
 

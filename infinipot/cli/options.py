@@ -107,11 +107,11 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
 POT = (
     option("pot_size", int, "Most entries (tokens) the pot ever holds."),
     option("distill_to", int, "Entries that survive a distillation; auto: as few as hold --coverage of what the catalyst attends to. "
-           "[default: half the pot]", parser=whole_or_auto, metavar="N|auto"),
+           "[default: half the pot, of a larger one all but 1,024, at most 3/4]", parser=whole_or_auto, metavar="N|auto"),
     option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
     option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
-    option("preset", str, "paper: novelty 0.5 and no pooling, as InfiniPot was published; facts: keeps single facts when the question "
-           "is not known. Options given beside it count more."),
+    option("preset", str, "paper: novelty 0.5, no pooling, nothing because it is new, as InfiniPot was published; facts: keeps single facts "
+           "when the question is not known. Options given beside it count more."),
     option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
     option("catalyst", str, "question, general, general-1, general-2, facts, unrelated, repeat, plain, or a prompt of your own. "
            "[default: the policy's, else the question if there is one, else general]"),
@@ -123,9 +123,9 @@ POT = (
     option("sinks", int, "First entries that always stay. [default: the policy's]"),
     option("recent", int, "Newest entries that always stay. [default: the policy's]"),
     option("window", int, "How many newest tokens' attention counts (snapkv, tova). [default: the policy's]"),
-    option("pool", int, "Smooth scores over this many neighbours, an odd number; 0 does not. [default: the policy's]"),
-    option("pool_kind", str, "avg, max, or both: by an entry's own score or its neighbourhood's average, whichever ranks better (not "
-           "with --persist once). [default: the policy's]"),
+    option("pool", int, "Smooth scores over this many slots, an odd number; 0 does not. [default: the policy's]"),
+    option("pool_kind", str, "avg or max around an entry; trailing: the average of it and those before, so that what follows a strong entry "
+           "stays. [default: the policy's]"),
     option("gqa", str, "How query heads that share a KV head vote: mean, max or sum."),
     option("shared_heads", bool, "All heads of a layer keep the same entries, or each its own. [default: the policy's]",
            "--shared-heads/--own-heads"),

@@ -26,6 +26,7 @@ class Study:
 CATALYSTS = ("plain", "unrelated", "general", "general-1", "general-2", "question")
 SHARES = (0, 0.25, 0.5, 0.75, 1)
 SIZES = (1024, 2048, 4096, 8192)
+SIZED = ("truncate", "streaming:distill_to={half}", "infinipot:preset=paper:distill_to={half}", "infinipot")
 PLAIN = ":novelty=0:catalyst=plain"
 KEPT = ("0:catalyst=plain", "0:catalyst=general", "0:catalyst=question", "0.5:catalyst=question")
 STUDIES = {
@@ -38,13 +39,13 @@ STUDIES = {
     "novelty": Study(
         "how large novelty's share should be (Table 3): LongBench rows",
         "longbench",
-        ",".join(f"infinipot:pool=0:novelty={share:g}" for share in SHARES),
-        "infinipot:pool=0:novelty=0",
+        ",".join(f"infinipot:preset=paper:novelty={share:g}" for share in SHARES),
+        "infinipot:preset=paper:novelty=0",
     ),
     "memory": Study(
         "pots of 1K to 8K (Figure 6): LongBench rows",
         "longbench",
-        ",".join(f"{policy}:pot_size={size}" for policy in ("truncate", "streaming", "infinipot:preset=paper", "infinipot") for size in SIZES),
+        ",".join(f"{policy.format(half=size // 2)}:pot_size={size}" for policy in SIZED for size in SIZES),
     ),
     "ablation": Study(
         "without novelty, catalyst, CR-RoPE (Table 4): needles",
@@ -54,7 +55,7 @@ STUDIES = {
     "kept": Study(
         "kept entries against those attended to without a bound (Figures 2 and 3): LongBench rows",
         "kept",
-        ",".join(["sliding_window", *(f"infinipot:pool=0:novelty={kind}" for kind in KEPT)]),
+        ",".join(["sliding_window", *(f"infinipot:preset=paper:novelty={kind}" for kind in KEPT)]),
     ),
     "hops": Study(
         "facts along a chain across cycles (open question 2): generated texts", "hops", "streaming,infinipot:catalyst=general,infinipot"
@@ -83,7 +84,7 @@ def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
             series: dict[str, list[tuple[float, float]]] = {}
             for label, value in known.items():
                 policy, _, size = label.partition(":pot_size=")
-                series.setdefault(policy, []).append((float(size), value))
+                series.setdefault(policy.partition(":distill_to=")[0], []).append((float(size), value))
             ticks = {float(size): tokens(size) for size in SIZES}
             files += charts.curves(series, title=title, across="pot size, entries", up="score", path=path, log=True, ticks=ticks)
     return files

@@ -71,8 +71,6 @@ class Policy:
     summary: ClassVar[str]
     sinks: ClassVar[int] = 0
     window: ClassVar[int] = 0
-    pool: ClassVar[int] = 0
-    pool_kind: ClassVar[str] = "avg"
     shared_heads: ClassVar[bool] = False
     persist: ClassVar[float | str] = 0.0
     catalyst: ClassVar[str | None] = None
@@ -85,6 +83,10 @@ class Policy:
     def recent(self, budget: int, window: int) -> int:
         """Default of the option `recent`, given |C| and the option `window`."""
         return 0
+
+    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        """Defaults of the options `pool` and `pool_kind`, given |C| and whether the question is known."""
+        return 0, "avg"
 
     def needs(self, share: float) -> frozenset[str]:
         """Which of {"novelty", "catalyst", "received", "newest", "replay"} must be observed, given novelty's share of the slots."""

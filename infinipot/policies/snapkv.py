@@ -13,11 +13,12 @@ class SnapKV(Policy):
     name = "snapkv"
     summary = "what the newest 32 tokens attend to, with its neighbours (SnapKV)"
     window = 32
-    pool = 7
-    pool_kind = "max"
 
     def recent(self, budget: int, window: int) -> int:
         return min(window, budget // 2)
+
+    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        return 7, "max"
 
     def needs(self, share: float) -> frozenset[str]:
         return frozenset({"newest"})
