@@ -61,12 +61,12 @@ def novelty_of(host: Host, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wan
     return losses
 
 
-def budget(config: PotConfig, seen: Observation, most: int) -> int:
-    """How many entries of a layer stay: `most`, or with distill_to="auto" as few as cover the catalyst's attention."""
+def budget(config: PotConfig, seen: Observation, least: int, most: int) -> int:
+    """How many entries of a layer stay: `most`, or with distill_to="auto" as few as cover the catalyst's attention, and `least` at least."""
     if config.distill_to == "auto" and seen.catalyst is not None:
         share = POLICIES[config.policy]().share(config.novelty)
         wanted = math.ceil(covering(seen.catalyst, config.coverage) / (1 - share)) + seen.sinks + seen.recent
-        most = min(most, max(wanted, config.least_survivors))
+        most = min(most, max(wanted, least))
     return min(most, seen.index.shape[-1])
 
 
@@ -94,9 +94,10 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ri
             prompted["catalyst"] = observe_catalyst(host, pot, config, catalyst, ridden)
     chosen = []
     for number in numbers:
-        seen, index, novelty = observe_layer(host, pot, config, number, prompted, most[number] * config.least_survivors // config.survivors)
+        least = most[number] * config.least_survivors // config.survivors
+        seen, index, novelty = observe_layer(host, pot, config, number, prompted, least)
         scores = policy.judge(seen)
-        indices = policy.choose(seen, scores, budget(config, seen, most[number]))
+        indices = policy.choose(seen, scores, budget(config, seen, least, most[number]))
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
         past = None if scores is None or not config.own("persist") else F.pad(scores, (pot.pinned, 0))
         chosen.append((number, torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past))

@@ -17,8 +17,10 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.options import PotConfig
+
 FORMAT = "infinipot-pot"
-VERSION = 1
+VERSION = 2
 VOLATILE = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"}
 
 
@@ -126,6 +128,19 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     if version > VERSION:
         raise PotFileError(f"{path} has format version {version}; this infinipot reads up to {VERSION}: update infinipot to use it")
     return dict(header)
+
+
+def config_of(path: str | os.PathLike[str], header: dict[str, Any]) -> PotConfig:
+    """The options a pot was filled with; those of format 1 that it leaves out had other defaults. Raises PotFileError for unknown ones."""
+    options = dict(header["config"])
+    if header["version"] == 1:
+        then = {"distill_to": options["pot_size"] // 2}
+        then |= {"pool": 7, "pool_kind": "avg", "recent": 0} if options["policy"] == "infinipot" else {}
+        options |= {name: value for name, value in then.items() if options[name] is None}
+    try:
+        return PotConfig(**options)
+    except (TypeError, ValueError) as problem:
+        raise PotFileError(f"{path} was filled with options that this infinipot does not have: {problem}") from problem
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -161,7 +161,9 @@ class PotConfig:
                 raise TypeError(f"{name}={value!r} is not allowed: it must be a number between 0 and 1" + ", or 'once'" * (name == "persist"))
             within(name, value, 0, 1)
         if self.pool and self.pool % 2 == 0:
-            raise ValueError(f"pool={self.pool} is not allowed: the window must be odd, to have a middle; try {self.pool + 1}")
+            raise ValueError(
+                f"pool={self.pool} is not allowed: the window must be odd, to have a middle where it is centred; try {self.pool + 1}"
+            )
         weights = self.layer_budget
         if not isinstance(weights, str) and not (weights and all(isinstance(w, (int, float)) and 0 < w < float("inf") for w in weights)):
             raise ValueError(f"layer_budget={weights} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
@@ -188,7 +190,8 @@ class PotConfig:
             return value
         if name == "recent":
             return policy.recent(budget, self.own("window"))
-        pool, kind = policy.smoothing(budget, self.catalyst in (None, "question"))
+        alone = self.pool is None and self.pool_kind is None  # one that is given is not joined by the other of the wide window
+        pool, kind = policy.smoothing(budget, alone and self.catalyst in (None, "question"))
         sized = {"pool": pool, "pool_kind": kind, "distill_to": self.survivors}
         return sized[name] if name in sized else getattr(policy, name, None)
 

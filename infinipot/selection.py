@@ -19,7 +19,7 @@ def reduce_groups(scores: Tensor, kv_heads: int, how: str = "mean") -> Tensor:
 
 
 def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
-    """Smooth scores [B, K, P] along the slots with a centred window of `kernel` (odd) slots; 0 or 1 leaves them.
+    """Smooth scores [B, K, P] along the slots over a window of `kernel` (odd) slots, centred unless it trails; 0 or 1 leaves them.
 
     At the ends the window holds fewer slots and the average divides by how many there are. Smoothing keeps neighbours of a strong entry,
     so phrases survive whole. trailing: the average of an entry and the kernel - 1 before it, so that what follows a strong entry stays.

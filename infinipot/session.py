@@ -88,7 +88,7 @@ class Session:
         self._reader.check_idle()
         lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
         dialogue = self._dialogue or self._new_dialogue(raw)
-        catalyst = self._catalyst_for(_listed(question), dialogue)
+        catalyst = self._catalyst_for(_listed(question), dialogue, settles=True)
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
             was, before = (dialogue.in_text, dialogue.answered), self.stats.tokens_read
@@ -115,15 +115,15 @@ class Session:
             self._reader.pin(dialogue.head())
             self._dialogue = dialogue
 
-    def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue) -> Tensor | None:
+    def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue, settles: bool) -> Tensor | None:
         """Ids [1, |P|] of the prompt that is read at a distillation, [2, |P|] with its contrast; None if the policy needs none. Refuses one
-        that leaves no room."""
+        that leaves no room. settles: what depends on whether there is a question goes by this one, unless something was distilled before."""
         if "catalyst" not in self._reader.needs:
             return None
         kind = self.config.catalyst or self._reader.policy.catalyst or ("general" if question is None else "question")
         if kind == "question" and question is None:
             raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
-        if self.pot.length == self.pot.pinned:  # the first reading settles what depends on whether there is a question
+        if settles and not self.pot.distillations:
             self._reader.config = dataclasses.replace(self._reader.config, catalyst=kind)
         if kind == "plain":
             catalyst = self.pot.newest
@@ -196,7 +196,8 @@ class Session:
         catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
         if keep or self.config.prefill == "whole" or not self._reader.fits(head + len(prompt) + max_tokens):
             wanted = asked if aware or self.config.catalyst == "question" else None
-            catalyst = self._catalyst_for(wanted, dialogue) if wanted or self._reader.usual is None else self._reader.usual
+            anew, settles = wanted or self._reader.usual is None, keep or self.config.prefill == "whole"
+            catalyst = self._catalyst_for(wanted, dialogue, settles) if anew else self._reader.usual
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
@@ -260,12 +261,13 @@ class Session:
         tensors, about = files.read(path)
         try:
             files.check_origin(path, about, origin or files.origin(host.model, tokenizer))
-            config = PotConfig(**{**about["config"], **({} if chunk_tokens is None else {"chunk_tokens": chunk_tokens})})
+            config = files.config_of(path, about)
+            config = dataclasses.replace(config, chunk_tokens=chunk_tokens or config.chunk_tokens)
             session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
             dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
             reader = session._reader
-            reader.config = dataclasses.replace(reader.config, catalyst=about.get("catalyst", config.catalyst))
+            reader.config = dataclasses.replace(reader.config, catalyst=about.get("catalyst"))
             reader.skipped = about["skipped"]
             reader.tail.extend(tensors.pop("tail").tolist())
             tensors = host.placed(tensors)

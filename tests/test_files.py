@@ -114,6 +114,22 @@ def test_newer_and_foreign_files_are_refused(tmp_path: Path) -> None:
         Session.load(tmp_path / "missing.pot", MODEL, TOKENIZER)
 
 
+def test_a_file_of_format_1_keeps_the_defaults_of_its_time(tmp_path: Path) -> None:
+    """What it leaves out was half of the pot, seven slots around an entry, and nothing because it is new."""
+    path, numbers = tmp_path / "a.pot", ("distill_to", "recent", "pool", "pool_kind")
+    for policy, then in (("infinipot", (2048, 0, 7, "avg")), ("h2o", (2048, 1024, 0, "avg"))):
+        saved(path, PotConfig(pot_size=4096, distill_to=2048, policy=policy))
+        header, tensors = files.describe(path), load_file(path)
+        del header["catalyst"]
+        header |= {"version": 1, "config": {**header["config"], "distill_to": None}}
+        header["content_sha256"] = files.content_hash(tensors, header)
+        save_file(tensors, path, metadata={files.FORMAT: json.dumps(header)})
+        assert tuple(Session.load(path, MODEL, TOKENIZER)._reader.config.own(name) for name in numbers) == then
+    with_header(path, version=1, config={**header["config"], "pool_kind": "both"})
+    with pytest.raises(PotFileError, match="filled with options that this infinipot does not have: unknown pool_kind 'both'"):
+        files.config_of(path, files.describe(path))
+
+
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.pot"
     session = saved(path)

@@ -124,24 +124,43 @@ def test_defaults_follow_the_size_and_the_question(pot_size: int, survivors: int
     assert own() == own(catalyst="question") == asked
     assert own(catalyst="general") == own(catalyst="Name the ships.") == own(catalyst="plain") == unasked
     assert own(pool=13, pool_kind="max", recent=1) == (13, "max", 1)
+    assert own(pool=13)[:2] == (13, "avg"), "not the kind of the wide window"
+    assert own(pool_kind="trailing")[:2] == (7, "trailing")
     assert own(**RECIPES["paper"])[::2] == (0, 0)
     assert own(**RECIPES["facts"]) == (21, "avg", survivors // 12)
 
 
-def test_the_first_reading_settles_what_depends_on_the_question(tmp_path: Path) -> None:
+def test_layers_have_defaults_of_their_own_size() -> None:
+    config = PotConfig(pot_size=8192, layer_budget="pyramid")
+    budgets = config.budgets(4)
+    assert budgets[0] > 3 * 3072 > 3072 > budgets[-1]
+    assert [config.own("pool", budget) for budget in budgets] == [45, 45, 45, 7]
+    assert [config.own("recent", budget) for budget in budgets] == [budget // 12 for budget in budgets]
+    assert PotConfig(layer_budget="pyramid").budgets(24), "the top layer has room for what is newest"
+    with pytest.raises(ValueError, match="recent=200, and at least 1: distil to more"):
+        PotConfig(layer_budget="pyramid", recent=200).budgets(24)
+
+
+def test_readings_before_a_distillation_settle_what_depends_on_the_question(tmp_path: Path) -> None:
     """Whatever is asked later, and after it was saved; the catalyst itself is free."""
     tokenizer = make_tokenizer()
     model = make_tiny("llama", vocab=len(tokenizer))
     for question, kind in ((None, "general"), ("Why?", "question")):
         session = Session(model, tokenizer, PotConfig(pot_size=160, distill_to=20))
         session.ask("Is anything there?", max_tokens=3)
+        session.append("A title.", question="What?" if question is None else None)
         session.append("word and word again, " * 20, question=question)
+        assert session.stats.distillations
         session.ask("How many?", max_tokens=120)
         session.append("and yet again, " * 20, question="When?" if question is None else None)
         session.save(tmp_path / "a.pot")
         for one in (session, session.fork(), Session.load(tmp_path / "a.pot", model, tokenizer)):
             assert one._reader.config.catalyst == kind
             assert one.config.catalyst is None
+    whole = Session(model, tokenizer, PotConfig(pot_size=160, distill_to=20, prefill="whole"))
+    whole.append("word and word again, " * 20)
+    whole.ask("How many?", max_tokens=3)
+    assert whole._reader.config.catalyst == "question", "the one distillation is the question's"
 
 
 def test_auto_keeps_no_more_than_it_needs() -> None:

@@ -119,15 +119,14 @@ def info(
     pot: Annotated[Path, typer.Argument(metavar="POT", help="A saved pot.", show_default=False)], json: Json = False, debug: bool = False
 ) -> int:
     """Show what a saved pot says about itself."""
-    from infinipot.files import describe
+    from infinipot.files import config_of, describe
 
     about = {**describe(pot), "file_bytes": pot.stat().st_size}
     if json:
         put(json_module.dumps(about, ensure_ascii=False) + "\n")
         return 0
-    from infinipot import PotConfig
 
-    config, numbers = PotConfig(**about["config"]), about["pot"]
+    config, numbers = config_of(pot, about), about["pot"]
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     usual = {field.name: field.default for field in dataclasses.fields(config)}
     told = {"pot_size", "distill_to", "policy", "novelty", "catalyst", "chunk_tokens"}

@@ -107,7 +107,7 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
 POT = (
     option("pot_size", int, "Most entries (tokens) the pot ever holds."),
     option("distill_to", int, "Entries that survive a distillation; auto: as few as hold --coverage of what the catalyst attends to. "
-           "[default: half the pot, of a larger one all but 1,024, at most 3/4]", parser=whole_or_auto, metavar="N|auto"),
+           "[default: half the pot, of one above 2,048 all but 1,024, at most 3/4]", parser=whole_or_auto, metavar="N|auto"),
     option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
     option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
     option("preset", str, "paper: novelty 0.5, no pooling, nothing because it is new, as InfiniPot was published; facts: keeps single facts "

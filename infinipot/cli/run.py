@@ -59,12 +59,13 @@ def plan(given: Given, *, file: str | None, question: str | None, pot: Path | No
 def saved_config(pot: Path, given: Given) -> PotConfig:
     """The options a pot was filled with. Refuses given ones that say otherwise; only chunk_tokens may, as results do not depend on it."""
     from infinipot import PotConfig
-    from infinipot.files import describe
+    from infinipot.files import config_of, describe
 
     header = describe(pot)
-    saved = PotConfig(**header["config"])
-    wanted = dataclasses.replace(saved, **given.of(PotConfig))
-    pairs = {name: (saved.own(name), wanted.own(name)) for name in given.of(PotConfig) if name != "chunk_tokens"}
+    saved = config_of(pot, header)
+    settled = dataclasses.replace(saved, catalyst=header.get("catalyst", saved.catalyst))
+    wanted = dataclasses.replace(settled, **given.of(PotConfig))
+    pairs = {name: (settled.own(name), wanted.own(name)) for name in given.of(PotConfig) if name != "chunk_tokens"}
     for name, here in (("system", header["system"]), ("raw", not header["templated"])):
         if given[name] is not None:
             pairs[name] = (here, given[name])

@@ -64,7 +64,8 @@ class Method:
             if field.name not in ("policy", "chunk_tokens") and (value := getattr(config, field.name)) != field.default
         }
         different = {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}
-        return {**different, "pot_size": config.pot_size, "distill_to": config.own("distill_to")}
+        sized = ("distill_to", "recent", "pool", "pool_kind") if "catalyst" in policy.needs(config.novelty) else ("distill_to",)
+        return {**different, "pot_size": config.pot_size, **{name: config.own(name) for name in sized}}
 
 
 def method(label: str, base: dict[str, Any], asked: bool = True, preset: str | None = None) -> Method:

@@ -75,7 +75,7 @@ def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
         if not known:
             continue
         if name == "catalyst":
-            shown = {label.removeprefix("infinipot:catalyst="): {"score": value} for label, value in known.items()}
+            shown = {label.removeprefix("infinipot:preset=paper:catalyst="): {"score": value} for label, value in known.items()}
             files += charts.bars(shown, title=title, up="score", path=path)
         elif name == "novelty":
             points = [(float(label.rpartition("=")[2]), value) for label, value in known.items()]
@@ -84,7 +84,7 @@ def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
             series: dict[str, list[tuple[float, float]]] = {}
             for label, value in known.items():
                 policy, _, size = label.partition(":pot_size=")
-                series.setdefault(policy.partition(":distill_to=")[0], []).append((float(size), value))
+                series.setdefault(policy.replace(f":distill_to={int(size) // 2}", ""), []).append((float(size), value))
             ticks = {float(size): tokens(size) for size in SIZES}
             files += charts.curves(series, title=title, across="pot size, entries", up="score", path=path, log=True, ticks=ticks)
     return files

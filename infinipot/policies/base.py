@@ -64,7 +64,7 @@ class Observation:
 class Policy:
     """How survivors are chosen. To add one: a file in this folder, a line in `policies/__init__.py`, a test.
 
-    The class variables are defaults for the options of the same names.
+    The class variables are defaults for the options of the same names; `recent` and `smoothing` give those that depend on sizes.
     """
 
     name: ClassVar[str]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.files import Origin, describe
+from infinipot.files import Origin, config_of, describe
 from infinipot.host import Host
 from infinipot.options import PotConfig
 from infinipot.server.refusal import Refusal
@@ -248,7 +248,7 @@ def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokeni
 def header_of(path: Path) -> tuple[Behind, PotConfig]:
     """Where a saved pot's conversation stands, and the options it was filled with. Raises PotFileError."""
     header = describe(path)
-    return behind_of(header), PotConfig(**header["config"])
+    return behind_of(header), config_of(path, header)
 
 
 def behind_of(header: dict[str, Any]) -> Behind:
