@@ -43,7 +43,9 @@ def small(labels: str, **options: Any) -> Any:
 def test_a_method_says_what_counts_for_it() -> None:
     known, unknown, full, cut, stream = small("infinipot:novelty=0:pool=7,infinipot:catalyst=general,full,truncate,streaming")
     assert (known.question, unknown.question, full.question, cut.question, stream.question) == ("known", "unknown", None, None, None)
-    assert known.options == {"pot_size": 160, "distill_to": 64, "novelty": 0, "pool": 7, "catalyst": "question"}
+    sized = {"pot_size": 160, "distill_to": 64, "recent": 5, "pool": 7, "pool_kind": "avg"}  # also where they are defaults
+    assert known.options == {**sized, "novelty": 0, "catalyst": "question"}
+    assert unknown.options == {**sized, "catalyst": "general"}
     assert full.options == {}  # nothing of a pot counts where there is none: results stay when --pot-size changes
     assert cut.options == {"pot_size": 160}
     assert stream.options == {"pot_size": 160, "distill_to": 64}

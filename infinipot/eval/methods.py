@@ -64,7 +64,7 @@ class Method:
             if field.name not in ("policy", "chunk_tokens") and (value := getattr(config, field.name)) != field.default
         }
         different = {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}
-        sized = ("distill_to", "recent", "pool", "pool_kind") if "catalyst" in policy.needs(config.novelty) else ("distill_to",)
+        sized = ("distill_to", "recent", "pool", "pool_kind") if policy.share(PROBE) == PROBE else ("distill_to",)
         return {**different, "pot_size": config.pot_size, **{name: config.own(name) for name in sized}}
 
 
