@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,12 +26,12 @@ from infinipot import compat
 from infinipot.identity import identity
 
 
-class Worker:
+class Worker(ABC):
     """Who decides what attention does while a model runs."""
 
+    @abstractmethod
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
         """query [B, H, T, D], key and value [B, K, N, D] -> [B, T, H, D]."""
-        raise NotImplementedError
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """What a rotary module returns instead of `output`; None leaves it. Queries and keys are turned in `attend`, not by the model."""

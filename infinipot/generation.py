@@ -51,8 +51,8 @@ def generate(
     if host is not None and host.model is not model:
         raise ValueError("host is that of another model: give Host(model) of this one, or leave it out")
     config, host = pot or PotConfig(), host or Host(model)
-    for name in ("catalyst", "begun"):
-        if (value := getattr(config, name)) not in (None, "question"):
+    for name, fine in (("catalyst", (None, "question")), ("begun", (None,))):
+        if (value := getattr(config, name)) not in fine:
             raise ValueError(f"{name}={value!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session")
     if (config.contrast is None) != (len(contrast_ids) == 0):
         raise ValueError(f"contrast={config.contrast!r} with {len(contrast_ids)} contrast_ids: generate has no tokenizer, give both or neither")

@@ -131,8 +131,9 @@ def test_generate_reads_what_fits_whole() -> None:
     MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=40, distill_to=39 - 1), **options)
     with pytest.raises(ValueError, match="the prompt's end is the catalyst"):
         MODEL.generate(ids, custom_generate=generate, pot=PotConfig(catalyst="general"), **options)
-    with pytest.raises(ValueError, match="begun='1. ' is not possible here"):
-        MODEL.generate(ids, custom_generate=generate, pot=PotConfig(begun="1. "), **options)
+    for begun in ("1. ", "question"):
+        with pytest.raises(ValueError, match=f"begun='{begun}' is not possible here"):
+            MODEL.generate(ids, custom_generate=generate, pot=PotConfig(begun=begun), **options)
     with pytest.raises(TypeError, match="PotConfig"):
         MODEL.generate(ids, custom_generate=generate, pot={"pot_size": 64}, **options)
 

@@ -45,8 +45,8 @@ class PotLM(HFLM):
         names = {field.name for field in dataclasses.fields(PotConfig)}
         self.pot_config = PotConfig(**{name: value for name, value in options.items() if name in names})
         rest = {name: value for name, value in options.items() if name not in names}
-        for name in ("catalyst", "begun"):
-            if (value := getattr(self.pot_config, name)) not in (None, "question"):
+        for name, fine in (("catalyst", (None, "question")), ("begun", (None,))):
+            if (value := getattr(self.pot_config, name)) not in fine:
                 raise ValueError(f"{name}={value!r} is not possible here: the end of each prompt, its question, is the catalyst")
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
