@@ -39,7 +39,8 @@ class Worker(ABC):
 
 
 _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
-_LOCK = threading.RLock()
+IN_USE = threading.RLock()
+"""Held by the thread that runs a model, looks at its modules, or exchanges one: no other thread may see it half changed."""
 
 
 def _attention(
@@ -79,7 +80,7 @@ def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
 def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
     """Inside, the model's attention and rotary modules ask `worker`, nothing is dropped out and nothing is autocast; afterwards the model
     is as before, also after an error. One model does one thing at a time: other threads wait."""
-    with _LOCK, torch.autocast(model.device.type, enabled=False):
+    with IN_USE, torch.autocast(model.device.type, enabled=False):
         configs = [model.config, *(getattr(model.config, name, None) for name in model.config.sub_configs)]
         before = [(config, config._attn_implementation) for config in configs if config is not None]
         training = [module for module in model.modules() if module.training] if model.training else []

@@ -17,6 +17,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.attention import IN_USE
 from infinipot.options import PotConfig
 
 FORMAT = "infinipot-pot"
@@ -71,8 +72,9 @@ class Origin:
 
 
 def origin(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Origin:
-    """Takes a moment, and looks at the model: not while another thread reads with it."""
-    return Origin(model_identity(model), tokenizer_identity(tokenizer))
+    """Takes a moment. Waits while another thread runs the model."""
+    with IN_USE:
+        return Origin(model_identity(model), tokenizer_identity(tokenizer))
 
 
 def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infinipot import kernels
-from infinipot.attention import Worker, at_work, attention, plain
+from infinipot.attention import IN_USE, Worker, at_work, attention, plain
 from infinipot.compat import Cache
 from infinipot.host import Host
 from infinipot.layers import PotLayer
@@ -50,7 +50,8 @@ def addresses(pot: Pot) -> tuple[int, ...]:
 
 def new_pot(host: Host, layout: Layout) -> Pot:
     """An empty pot. What was recorded for the pot dropped last serves this one, if it has the same layout and so can take its slots."""
-    spare, host.spare = host.spare, None
+    with IN_USE:  # two threads must not take the same one
+        spare, host.spare = host.spare, None
     pot = host.new_pot(layout) if spare is None or spare[0] != layout else spare[1]
     pot.clear()
     weakref.finalize(pot, _dropped, host, layout, copy.copy(pot)).atexit = False
@@ -77,7 +78,8 @@ class Recording:
                     torch.zeros(1, device=host.device)
             first, stream = host.first_graph
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, pool=first.pool(), stream=stream):
+            # thread_local: what other threads do meanwhile (pick a token, say) does not end the recording
+            with torch.cuda.graph(self.graph, pool=first.pool(), stream=stream, capture_error_mode="thread_local"):
                 self.outputs = run()
 
 
@@ -245,7 +247,8 @@ def step(host: Host, pots: Sequence[Pot], ids: Tensor, watched: bool) -> tuple[T
         own = Step(host, pots)
         pots[0].steps[:] = [own, *pots[0].steps[:3]]
     try:
-        return own(pots, ids)
+        with IN_USE:  # recordings share their memory
+            return own(pots, ids)
     except RuntimeError as problem:
         if own.recording is not None or own.calls < 2:  # not for being recorded
             raise
@@ -270,11 +273,13 @@ def cycle(host: Host, pot: Pot, key: Any, ids: Tensor, catalyst: Tensor | None, 
         if len(pot.cycles) >= CYCLES:
             pot.cycles.clear()
         try:
-            pot.cycles[key] = Cycle(host, pot, ids.shape[1], catalyst, run)
+            with IN_USE:
+                pot.cycles[key] = Cycle(host, pot, ids.shape[1], catalyst, run)
         except RuntimeError as problem:
             _unrecordable(host, problem)
             return False
-    pot.cycles[key](pot, ids, catalyst)
+    with IN_USE:
+        pot.cycles[key](pot, ids, catalyst)
     return True
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat, norms
 from infinipot.abreast import turned
-from infinipot.attention import Worker, at_work, attention, plain, visible
+from infinipot.attention import IN_USE, Worker, at_work, attention, plain, visible
 from infinipot.catalyst import Scoring
 from infinipot.grouped import grouped_attention
 from infinipot.norms import fused
@@ -134,8 +135,15 @@ class Host:
             raise TypeError(f"a pot needs a transformers model, not {name}")
         if model.config.is_encoder_decoder:
             raise ValueError(f"{name} is an encoder-decoder; a pot needs a decoder-only language model")
+        with IN_USE:  # another thread may be reading with this model, and have exchanged parts of it
+            self._look_at(model)
+
+    def _look_at(self, model: PreTrainedModel) -> None:
+        name = type(model).__name__
         self.model = model
         self.cache_argument = compat.cache_argument(model)
+        self.sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
+        """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
         self.first_graph: Any = None  # with the stream it was recorded on
         self.spare: Any = None
         self.norms = norms.found(model)
@@ -179,11 +187,6 @@ class Host:
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
 
-    @property
-    def sharded(self) -> bool:
-        """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
-        return any(hasattr(weight, "device_mesh") for weight in self.model.parameters())
-
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
@@ -220,25 +223,32 @@ class Host:
 
         The model's own forward does it, its trunk (and its output layer, for columns) exchanged for stand-ins while it runs.
         """
-        model, ids = self.model, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+        ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+        with at_work(self.model, _Reading(None, None, {})), self._stand_ins(hidden, columns):
+            return self.model(input_ids=ids, use_cache=False).logits
+
+    @contextmanager
+    def _stand_ins(self, hidden: Tensor, columns: slice | None) -> Iterator[None]:
+        """Inside, stand-ins are in the places of the trunk and of the output layer. Only while no other thread uses the model."""
+        model = self.model
         trunk = model.base_model
         swaps: list[tuple[Any, str, nn.Module, nn.Module]] = [(model._modules, model.base_model_prefix, trunk, _Stub(trunk, hidden))]
         if columns is not None and columns != slice(0, self.vocabulary):
             swaps.append((*self.output_place, self.output, _Columns(self.output, columns)))
-        with at_work(model, _Reading(None, None, {})):
+        try:
             for modules, name, _, stand_in in swaps:
                 modules[name] = stand_in
-            try:
-                return model(input_ids=ids, use_cache=False).logits
-            finally:
-                for modules, name, own, _ in swaps:
-                    modules[name] = own
+            yield
+        finally:
+            for modules, name, own, _ in swaps:
+                modules[name] = own
 
     def novelty(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """NuC of targets [B, T], each predicted by its row of hidden [B, T, hidden]: nats, float32."""
-        if self.model.get_output_embeddings() is not self.output:  # exchanged since: resized, or wrapped
-            self._find_output()
-            self.vocabulary = self.head(hidden[:, :1]).shape[-1]
+        with IN_USE:  # inside, what is in the output layer's place is not another thread's stand-in
+            if self.model.get_output_embeddings() is not self.output:  # exchanged since: resized, or wrapped
+                self._find_output()
+                self.vocabulary = self.head(hidden[:, :1]).shape[-1]
         whole = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter  # not shared out over processes
         plain = whole and self.output_place[1] and not self.output._forward_hooks
         return novelty(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
-import threading
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,19 +57,55 @@ def test_a_longer_catalyst_after_an_interrupted_reading(first: list[int]) -> Non
     assert session.stats.peak_entries <= 64
 
 
-def test_two_threads_on_one_model() -> None:
-    host, results = Host(MODEL), {}
+def in_threads(*works: Callable[[], Any]) -> list[Any]:
+    """What each returns, all of them run side by side; switched often, so that they meet."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(works)) as pool:
+            return [future.result() for future in [pool.submit(work) for work in works]]
+    finally:
+        sys.setswitchinterval(before)
 
-    def work(seed: int) -> None:
-        results[seed] = kept(read(random_ids(200, seed=seed), host=host))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {seed: kept(read(random_ids(200, seed=seed))) for seed in (1, 2)}
+def test_two_threads_read_with_one_model() -> None:
+    host = Host(MODEL)
+    works = [lambda seed=seed: kept(read(random_ids(200, seed=seed), host=host)) for seed in (1, 2)]
+    assert in_threads(*works) == [kept(read(random_ids(200, seed=seed))) for seed in (1, 2)]
     assert MODEL.config._attn_implementation != "infinipot"
+
+
+def test_threads_answer_from_forks() -> None:
+    """More ids than one block of novelty, so that a part of the output layer stands in for it, too."""
+    model = make_tiny("llama", vocab=6000)
+    trunk = model.base_model
+    session = read(random_ids(200), host=Host(model))
+    questions = [random_ids(5, seed=seed) for seed in range(4)]
+
+    def answers(fork: Session, question: list[int]) -> list[list[int]]:
+        return [list(fork.stream_ids(question, max_tokens=8, pick=greedy, stop_ids=set(), keep=True)) for _ in range(5)]
+
+    expected = [answers(session.fork(), question) for question in questions]
+    for _ in range(3):
+        forks = [session.fork() for _ in questions]
+        got = in_threads(*[lambda f=f, q=q: answers(f, q) for f, q in zip(forks, questions, strict=True)])
+        assert got == expected
+    assert model.base_model is trunk
+    assert type(model.lm_head) is torch.nn.Linear
+
+
+def test_a_model_is_looked_at_while_another_thread_reads(tmp_path: Path) -> None:
+    model = make_tiny("llama", vocab=6000)
+    host = Host(model)
+    session, origin = read(random_ids(100), host=host), files.origin(model, None)
+
+    def look() -> None:
+        for number in range(5):
+            session.save(tmp_path / f"{number}.pot")
+            assert files.origin(model, None) == origin
+            assert kept(read(random_ids(100), host=Host(model))) == kept(session)
+
+    in_threads(look, lambda: [read(random_ids(200), host=host) for _ in range(10)])
 
 
 def test_a_dropped_answer_frees_its_session() -> None:
