@@ -16,7 +16,7 @@ from machine import keep
 from serving import TESTS
 
 from infinipot import PotConfig, Session, load
-from infinipot.host import Host
+from infinipot.model.runner import Host
 from infinipot.server.step import step
 
 

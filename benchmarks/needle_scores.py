@@ -17,13 +17,13 @@ from machine import keep
 from torch import Tensor
 
 from infinipot import PotConfig, Session
-from infinipot.catalyst import BEGUN, PRESETS
-from infinipot.eval.haystack import hay, needles
-from infinipot.eval.sweep import Model, Replica
-from infinipot.observe import FLOOR, catalyst_look, observe
-from infinipot.selection import pool
-from infinipot.template import Dialogue
-from infinipot.text import fragment
+from infinipot.catalysts import BEGUN, PRESETS
+from infinipot.engine.observe import FLOOR, catalyst_look, observe
+from infinipot.eval.runner import Model, Replica
+from infinipot.eval.tasks.haystack import hay, needles
+from infinipot.scoring.selection import pool
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.tokens import fragment
 
 QUESTION = "What is the pass key?"
 NEWEST = "the newest tokens"

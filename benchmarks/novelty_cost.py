@@ -43,7 +43,7 @@ if __name__ == "__main__":
     import pydoc_data.topics
 
     from infinipot import load
-    from infinipot.host import Host
+    from infinipot.model.runner import Host
 
     model, tokenizer = load(args.model)
     text = "\n".join(pydoc_data.topics.topics.values())[: 8 * args.tokens]

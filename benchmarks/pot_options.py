@@ -73,7 +73,7 @@ if __name__ == "__main__":
     import pydoc_data.topics
 
     from infinipot import load
-    from infinipot.host import Host
+    from infinipot.model.runner import Host
 
     model, tokenizer = load(args.model)
     text = args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from infinipot.bench import figure
-from infinipot.eval import charts, needle, report, results
+from infinipot.eval import charts, report, results
 from infinipot.eval.results import Record
 from infinipot.eval.tables import name_key, tokens
+from infinipot.eval.tasks import needle
 
 ROOT = Path(__file__).parents[1]
 SIZE = (9.6, 3.9)

@@ -8,21 +8,21 @@ __version__ = "0.1.0"
 __all__ = ["PotConfig", "PotFileError", "Sampling", "Session", "Stats", "generate", "load"]
 
 _HOMES = {
-    "PotConfig": "options",
-    "PotFileError": "files",
-    "Sampling": "options",
+    "PotConfig": "config",
+    "PotFileError": "pot_file",
+    "Sampling": "config",
     "Session": "session",
-    "Stats": "reader",
-    "generate": "generation",
-    "load": "models",
+    "Stats": "engine.reader",
+    "generate": "custom_generate",
+    "load": "model.load",
 }
 
 if TYPE_CHECKING:
-    from infinipot.files import PotFileError
-    from infinipot.generation import generate
-    from infinipot.models import load
-    from infinipot.options import PotConfig, Sampling
-    from infinipot.reader import Stats
+    from infinipot.config import PotConfig, Sampling
+    from infinipot.custom_generate import generate
+    from infinipot.engine.reader import Stats
+    from infinipot.model.load import load
+    from infinipot.pot_file import PotFileError
     from infinipot.session import Session
 
 

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from infinipot import files
-from infinipot.answering import Answer, Turn, answer
-from infinipot.catalyst import BEGUN, PRESETS, contrasted
-from infinipot.decoding import Sampler, end_tokens
-from infinipot.host import Host
-from infinipot.options import PotConfig, Sampling
-from infinipot.pot import Pot
-from infinipot.reader import Progress, Reader, Stats
-from infinipot.template import Dialogue
-from infinipot.text import Pieces, Text, checked, parts
+from infinipot import pot_file
+from infinipot.cache.pot import Pot
+from infinipot.catalysts import BEGUN, PRESETS
+from infinipot.config import PotConfig, Sampling
+from infinipot.engine.decode import Answer, Turn, answer
+from infinipot.engine.reader import Progress, Reader, Stats
+from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.model.runner import Host
+from infinipot.scoring.representativeness import contrasted
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.tokens import Pieces, Text, checked, parts
 
 Question = str | Iterable[int] | None
 
@@ -216,12 +217,12 @@ class Session:
         twin._reader, twin._dialogue = self._reader.copy(), copy.copy(self._dialogue)
         return twin
 
-    def save(self, path: str | os.PathLike[str], *, origin: files.Origin | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
         """Write the pot to a file, whole or not at all. origin: that of this model and tokenizer, if it is known. Raises PotFileError."""
         self._reader.check_idle()
         if self._dialogue is None or self.pot.hidden is None:
-            raise files.PotFileError("nothing has been read, so there is no pot to save: append a text first")
-        here = origin or files.origin(self.host.model, self.tokenizer)
+            raise pot_file.PotFileError("nothing has been read, so there is no pot to save: append a text first")
+        here = origin or pot_file.origin(self.host.model, self.tokenizer)
         tensors, numbers = self.pot.state()
         tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
         usual = self._reader.usual
@@ -241,7 +242,7 @@ class Session:
             "entries": self.pot.length,
             "pot": numbers,
         }
-        files.write(path, tensors, about)
+        pot_file.write(path, tensors, about)
 
     @classmethod
     def load(
@@ -251,17 +252,17 @@ class Session:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         chunk_tokens: int | None = None,
-        origin: files.Origin | None = None,
+        origin: pot_file.Origin | None = None,
     ) -> Session:
         """Go on from a saved pot, with the options it was filled with; only chunk_tokens may differ, as results do not depend on it.
 
         Refuses, with PotFileError, files that are damaged, foreign or newer.
         """
         host = model if isinstance(model, Host) else Host(model)
-        tensors, about = files.read(path)
+        tensors, about = pot_file.read(path)
         try:
-            files.check_origin(path, about, origin or files.origin(host.model, tokenizer))
-            config = files.config_of(path, about)
+            pot_file.check_origin(path, about, origin or pot_file.origin(host.model, tokenizer))
+            config = pot_file.config_of(path, about)
             config = dataclasses.replace(config, chunk_tokens=chunk_tokens or config.chunk_tokens)
             session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
@@ -275,5 +276,5 @@ class Session:
             reader.pot.restore(tensors, about["pot"])
             reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
         except (KeyError, TypeError, IndexError, RuntimeError) as problem:
-            raise files.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
+            raise pot_file.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
         return session

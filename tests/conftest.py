@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def smollm2():
     """The embedded model and its tokenizer, float32 on the CPU."""
-    from infinipot.models import embedded, load
+    from infinipot.model.load import embedded, load
 
     try:
         embedded()
@@ -49,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
     """A random model in a folder, as the evaluation names it."""
     from test_cli import save_tiny
 
-    from infinipot.eval.sweep import Model
+    from infinipot.eval.runner import Model
 
     folder = tmp_path_factory.mktemp("evaluated")
     save_tiny(folder)
@@ -59,6 +59,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session")
 def replica(tiny):
     """The same, loaded."""
-    from infinipot.eval.sweep import Replica
+    from infinipot.eval.runner import Replica
 
     return Replica(tiny)

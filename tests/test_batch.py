@@ -9,8 +9,8 @@ from tiny import make_tiny
 
 import infinipot
 from infinipot import PotConfig, Session
-from infinipot.answering import Turn, together
-from infinipot.host import Host
+from infinipot.engine.decode import Turn, together
+from infinipot.model.runner import Host
 
 LENGTHS = (150, 23, 71, 40)
 NEW = 30
@@ -45,9 +45,9 @@ def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict
     for slow in (False, True):
         with monkeypatch.context() as patch:
             if slow:
-                patch.setattr("infinipot.host.turned", lambda layers, x, ahead: [None] * len(layers))
-                patch.setattr("infinipot.together.turned", lambda layers, x, ahead: [None] * len(layers))
-                patch.setattr("infinipot.distill.predicted", lambda logits, said: None)
+                patch.setattr("infinipot.model.runner.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.cache.batch.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.engine.distill.predicted", lambda logits, said: None)
             sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
             for session, length in zip(sessions, LENGTHS, strict=True):
                 session.append(random_ids(length, seed=length), question=CATALYST)

@@ -12,7 +12,7 @@ from tiny import make_tiny
 from infinipot import PotConfig
 from infinipot.bench import stock
 from infinipot.bench.comparison import Task, compare, ratios
-from infinipot.bench.meter import peak
+from infinipot.bench.measure import peak
 from infinipot.bench.reading import pace
 from infinipot.bench.shapes import shape_config, shaped
 from infinipot.cli import main

@@ -79,7 +79,7 @@ def test_arithmetic_in_the_message() -> None:
 
 
 def test_overflow_is_impossible_to_miss() -> None:
-    from infinipot.layers import PotLayer, PotOverflow
+    from infinipot.cache.layer import PotLayer, PotOverflow
 
     layer = PotLayer(4, None)
     layer.update(torch.zeros(1, 1, 3, 8), torch.zeros(1, 1, 3, 8))

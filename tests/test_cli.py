@@ -577,7 +577,7 @@ def test_chat_with_piped_messages(run: Any, model: str, monkeypatch: pytest.Monk
 
 def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> None:
     """The embedded model has a bar for its weights, which other libraries draw."""
-    from infinipot.models import embedded
+    from infinipot.model.load import embedded
 
     try:
         embedded()
@@ -591,12 +591,12 @@ def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> N
 
 
 def test_a_preset_gives_way_to_what_is_given_beside_it(run: Any, model: str, book: str, tmp_path: Path) -> None:
-    from infinipot import files
+    from infinipot import pot_file
 
     def kept(*args: str) -> tuple[float, int | None]:
         pot = tmp_path / f"{len(args)}.pot"
         assert run("distill", model, "-f", book, *POT, *args, "-o", pot)[0] == 0
-        config = files.read(pot)[1]["config"]
+        config = pot_file.read(pot)[1]["config"]
         return config["novelty"], config["pool"]
 
     assert kept() == (0.25, None)

@@ -15,7 +15,7 @@ from test_reference import clear_text
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
-from infinipot.host import Host
+from infinipot.model.runner import Host
 
 
 @cache

@@ -14,8 +14,8 @@ import torch
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
-from infinipot import PotConfig, PotFileError, Session, files, generate
-from infinipot.host import Host
+from infinipot import PotConfig, PotFileError, Session, generate, pot_file
+from infinipot.model.runner import Host
 
 MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
 SMALL = PotConfig(pot_size=64, distill_to=20, novelty=0.0, chunk_tokens=8)
@@ -97,12 +97,12 @@ def test_threads_answer_from_forks() -> None:
 def test_a_model_is_looked_at_while_another_thread_reads(tmp_path: Path) -> None:
     model = make_tiny("llama", vocab=6000)
     host = Host(model)
-    session, origin = read(random_ids(100), host=host), files.origin(model, None)
+    session, origin = read(random_ids(100), host=host), pot_file.origin(model, None)
 
     def look() -> None:
         for number in range(5):
             session.save(tmp_path / f"{number}.pot")
-            assert files.origin(model, None) == origin
+            assert pot_file.origin(model, None) == origin
             assert kept(read(random_ids(100), host=Host(model))) == kept(session)
 
     in_threads(look, lambda: [read(random_ids(200), host=host) for _ in range(10)])
@@ -187,7 +187,7 @@ def test_every_bit_of_a_pot_file_counts(tmp_path: Path) -> None:
         with pytest.raises(PotFileError):
             Session.load(path, MODEL)
     with pytest.raises(PotFileError, match="cannot save"):
-        files.write(tmp_path / ("x" * 300), {"a": torch.zeros(1)}, {})
+        pot_file.write(tmp_path / ("x" * 300), {"a": torch.zeros(1)}, {})
 
 
 def test_a_saved_pot_that_needs_no_catalyst_goes_on(tmp_path: Path) -> None:

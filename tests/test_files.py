@@ -12,7 +12,7 @@ from helpers import assert_close, kept
 from safetensors.torch import load_file, save_file
 from tiny import make_tiny, make_tokenizer
 
-from infinipot import PotConfig, PotFileError, Session, files
+from infinipot import PotConfig, PotFileError, Session, pot_file
 
 MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
 TEXT = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
@@ -53,8 +53,8 @@ def test_continuing_equals_never_stopping(tmp_path: Path, options: dict, length:
 
 def test_provenance(tmp_path: Path) -> None:
     saved(tmp_path / "a.pot")
-    about = files.describe(tmp_path / "a.pot")
-    assert about["version"] == files.VERSION
+    about = pot_file.describe(tmp_path / "a.pot")
+    assert about["version"] == pot_file.VERSION
     assert about["config"]["pot_size"] == 160
     assert about["model"]["class"] == "LlamaForCausalLM"
     assert about["pot"]["tokens_read"] > 700
@@ -68,7 +68,7 @@ def test_reading_leaves_nothing_behind(tmp_path: Path) -> None:
     def left(times: int) -> int:
         before = sys.getallocatedblocks()
         for _ in range(times):
-            files.read(tmp_path / "a.pot")
+            pot_file.read(tmp_path / "a.pot")
         return sys.getallocatedblocks() - before
 
     left(50)
@@ -89,8 +89,8 @@ def test_damage_is_found_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def with_header(path: Path, **changes) -> None:
-    header = {**files.describe(path), **changes}
-    save_file(load_file(path), path, metadata={files.FORMAT: json.dumps(header)})
+    header = {**pot_file.describe(path), **changes}
+    save_file(load_file(path), path, metadata={pot_file.FORMAT: json.dumps(header)})
 
 
 def test_newer_and_foreign_files_are_refused(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_newer_and_foreign_files_are_refused(tmp_path: Path) -> None:
         Session.load(path, make_tiny("qwen2"), TOKENIZER)
     with pytest.raises(PotFileError, match="another tokenizer"):
         Session.load(path, MODEL, make_tokenizer(template=None))
-    with_header(path, version=files.VERSION + 1)
+    with_header(path, version=pot_file.VERSION + 1)
     with pytest.raises(PotFileError, match="update infinipot"):
         Session.load(path, MODEL, TOKENIZER)
     save_file({"a": torch.zeros(3)}, path)
@@ -119,15 +119,15 @@ def test_a_file_of_format_1_keeps_the_defaults_of_its_time(tmp_path: Path) -> No
     path, numbers = tmp_path / "a.pot", ("distill_to", "recent", "pool", "pool_kind")
     for policy, then in (("infinipot", (2048, 0, 7, "avg")), ("h2o", (2048, 1024, 0, "avg"))):
         saved(path, PotConfig(pot_size=4096, distill_to=2048, policy=policy))
-        header, tensors = files.describe(path), load_file(path)
+        header, tensors = pot_file.describe(path), load_file(path)
         del header["catalyst"]
         header |= {"version": 1, "config": {**header["config"], "distill_to": None}}
-        header["content_sha256"] = files.content_hash(tensors, header)
-        save_file(tensors, path, metadata={files.FORMAT: json.dumps(header)})
+        header["content_sha256"] = pot_file.content_hash(tensors, header)
+        save_file(tensors, path, metadata={pot_file.FORMAT: json.dumps(header)})
         assert tuple(Session.load(path, MODEL, TOKENIZER)._reader.config.own(name) for name in numbers) == then
     with_header(path, version=1, config={**header["config"], "pool_kind": "both"})
     with pytest.raises(PotFileError, match="filled with options that this infinipot does not have: unknown pool_kind 'both'"):
-        files.config_of(path, files.describe(path))
+        pot_file.config_of(path, pot_file.describe(path))
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "save_file", full_disk)
+        patch.setattr(pot_file, "save_file", full_disk)
         with pytest.raises(PotFileError, match="No space left"):
             session.save(path)
     assert path.read_bytes() == before

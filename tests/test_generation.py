@@ -8,9 +8,9 @@ from helpers import greedy, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session, generate
-from infinipot.catalyst import PRESETS
-from infinipot.host import Host
-from infinipot.template import Dialogue
+from infinipot.catalysts import PRESETS
+from infinipot.model.runner import Host
+from infinipot.text.chat_template import Dialogue
 
 MODEL = make_tiny("llama")
 SMALL = PotConfig(pot_size=64, distill_to=24)

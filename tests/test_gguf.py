@@ -13,7 +13,7 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from infinipot.gguf import end_ids, gguf_tokenizer, load_gguf, read_metadata
+from infinipot.model.gguf import end_ids, gguf_tokenizer, load_gguf, read_metadata
 
 TEXTS = [
     "",

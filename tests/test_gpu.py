@@ -10,7 +10,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny
 
 from infinipot import PotConfig, Session, generate
-from infinipot.host import Host
+from infinipot.model.runner import Host
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

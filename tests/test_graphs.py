@@ -10,9 +10,9 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.distill import take
-from infinipot.graphs import Step, steady
-from infinipot.host import Host
+from infinipot.engine.cuda_graphs import Step, steady
+from infinipot.engine.distill import take
+from infinipot.model.runner import Host
 
 CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infinipot.identity import One, Zero, identity
+from infinipot.model.rope_bypass import One, Zero, identity
 
 COS, SIN = torch.randn(1, 5, 8), torch.randn(1, 5, 8)
 

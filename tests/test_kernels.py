@@ -8,10 +8,10 @@ import pytest
 import torch
 from helpers import assert_close
 
-from infinipot import kernels
-from infinipot.norms import KINDS, rms_norm
-from infinipot.novelty import add_losses
-from infinipot.positions import turn
+from infinipot.cache.rope import turn
+from infinipot.kernels import launch
+from infinipot.model.fused_norms import KINDS, rms_norm
+from infinipot.scoring.novelty import add_losses
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,7 +28,7 @@ def test_turn(dtype: torch.dtype, style: str, rows: int, width: int, rotary: int
     x = torch.randn(2, rows, 3, width, generator=random).transpose(1, 2).to(DEVICE, dtype)  # strided, as models project it
     angles = torch.randn(50, rotary // 2, generator=random).to(DEVICE)
     places = torch.randint(0, 50, (rows,), generator=random).to(DEVICE)
-    got = kernels.turn(x, angles.cos(), angles.sin(), places, style)
+    got = launch.turn(x, angles.cos(), angles.sin(), places, style)
     expected = turn(x, angles.cos()[places], angles.sin()[places], style)
     assert got.dtype == dtype
     assert_close(style, got, expected, tolerance=1e-5 if dtype == torch.float32 else 8e-3)
@@ -41,7 +41,7 @@ def test_losses(dtype: torch.dtype) -> None:
     targets = torch.randint(0, 10_000, (9,), generator=random).to(DEVICE)
     total, own = torch.full((9,), -torch.inf, device=DEVICE), torch.zeros(9, device=DEVICE)
     for start in range(0, 10_000, 4100):
-        kernels.add_losses(logits[:, start : start + 4100], targets, start, total, own)
+        launch.add_losses(logits[:, start : start + 4100], targets, start, total, own)
     expected = torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")
     assert_close("losses", total - own, expected, tolerance=1e-5)
     naive = torch.full((1, 9), -torch.inf, device=DEVICE), torch.zeros(1, 9, device=DEVICE)
@@ -57,7 +57,7 @@ def test_rms_norm(kind: int, width: int) -> None:
     x = (3 * torch.randn(2, 7, width, generator=random)).to(DEVICE, torch.bfloat16)
     weight = torch.rand(width, generator=random).to(DEVICE, torch.bfloat16)
     # the interpreter cuts where a GPU rounds
-    assert_close("norm", kernels.rms_norm(x, weight, 1e-6, kind), rms_norm(x, weight, 1e-6, kind), tolerance=8e-3 if DEVICE == "cuda" else 2e-2)
+    assert_close("norm", launch.rms_norm(x, weight, 1e-6, kind), rms_norm(x, weight, 1e-6, kind), tolerance=8e-3 if DEVICE == "cuda" else 2e-2)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "width"), [(4, 2, 200, 32), (6, 1, 64, 64), (3, 3, 1000, 16)])
@@ -71,8 +71,8 @@ def test_one_token_for_several_pots(heads: int, kv_heads: int, size: int, width:
     new = [torch.randn(3, 1, kv_heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype) for _ in range(3)]
     query = torch.randn(3, 1, heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
     places = torch.tensor([[x.data_ptr() for x in row] for row in buffers], device=DEVICE).T.contiguous()
-    kernels.append(*new, places, slots, size)
-    got = kernels.attend(query, places, slots, size, kv_heads, 0.3)
+    launch.append(*new, places, slots, size)
+    got = launch.attend(query, places, slots, size, kv_heads, 0.3)
     for row, slot in enumerate(slots.tolist()):
         for buffer, entry in zip(expected[row], new, strict=True):
             buffer[0, :, slot] = entry[row, :, 0]

@@ -11,7 +11,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, compat, generate
-from infinipot.positions import Rotation
+from infinipot.cache.rope import Rotation
 
 SMALL = dict(pot_size=64, distill_to=24, chunk_tokens=16)
 

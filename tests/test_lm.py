@@ -15,11 +15,11 @@ from lm_eval.models.huggingface import HFLM
 
 from infinipot import PotConfig
 from infinipot.cli import main
-from infinipot.eval.harness import TaskUnit
 from infinipot.eval.lm import PotLM
 from infinipot.eval.methods import method
-from infinipot.eval.sweep import Model, Replica
-from infinipot.host import Host
+from infinipot.eval.runner import Model, Replica
+from infinipot.eval.tasks.lm_harness import TaskUnit
+from infinipot.model.runner import Host
 
 WORDS = ["the", "ship", "left", "at", "dawn", "and", "nobody", "saw", "it", "go", ""]
 LONG = " ".join(WORDS * 12)

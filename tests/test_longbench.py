@@ -15,11 +15,11 @@ from helpers import Killed
 
 from infinipot.cli import main
 from infinipot.eval import metrics, scores
-from infinipot.eval.longbench import GENUINE, KEY, NAME, STYLE, NotFirst, Row, RowUnit, plan, prompt_ids, read_rows, tasks
 from infinipot.eval.methods import method, methods
 from infinipot.eval.results import Results
+from infinipot.eval.runner import Model, Replica, sweep
 from infinipot.eval.stats import paired_difference, share_interval
-from infinipot.eval.sweep import Model, Replica, sweep
+from infinipot.eval.tasks.longbench import GENUINE, KEY, NAME, STYLE, NotFirst, Row, RowUnit, plan, prompt_ids, read_rows, tasks
 
 pytest.importorskip("rouge")
 pytest.importorskip("rapidfuzz")

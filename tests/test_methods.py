@@ -14,13 +14,14 @@ from test_families import host
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.answering import Turn
-from infinipot.catalyst import PRESETS, Scoring
-from infinipot.grouped import grouped_attention
-from infinipot.observe import catalyst_look, observe, observe_newest, replay_tokens
-from infinipot.options import RECIPES
+from infinipot.cache.rope import Rotation
+from infinipot.catalysts import PRESETS
+from infinipot.config import RECIPES
+from infinipot.engine.decode import Turn
+from infinipot.engine.observe import catalyst_look, observe, observe_newest, replay_tokens
+from infinipot.model.self_extend import grouped_attention
 from infinipot.policies import POLICIES
-from infinipot.positions import Rotation
+from infinipot.scoring.representativeness import Scoring
 
 SIZES = {"pot_size": 48, "distill_to": 20}
 TEXT = 190
@@ -285,7 +286,7 @@ def test_unbounded_layers_grow_with_positions_that_never_start_again() -> None:
     answers = []
     for slots in (1024, 4096):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("infinipot.layers.GROWTH", slots)
+            patch.setattr("infinipot.cache.layer.GROWTH", slots)
             session = Session(model, None, config)
             session.append(random_ids(1060))
             answers.append(list(session.stream_ids(CATALYST, max_tokens=100, pick=greedy, stop_ids=set())))

@@ -13,12 +13,12 @@ from helpers import Killed
 
 from infinipot.cli import main
 from infinipot.eval import report
-from infinipot.eval.asking import kept_share, open_session
-from infinipot.eval.haystack import KINDS, WORDS, hay, hide, needles
 from infinipot.eval.methods import method, methods
-from infinipot.eval.needle import KEY, NAME, found, plan
 from infinipot.eval.results import Results
-from infinipot.eval.sweep import Model, Replica, shard_of, sweep
+from infinipot.eval.runner import Model, Replica, shard_of, sweep
+from infinipot.eval.tasks.haystack import KINDS, WORDS, hay, hide, needles
+from infinipot.eval.tasks.needle import KEY, NAME, found, plan
+from infinipot.eval.teacher_forcing import kept_share, open_session
 from infinipot.policies import POLICIES
 
 PROSE = "The ship left at dawn. Nobody saw it go! Was there a storm? The harbour master wrote of rain. "

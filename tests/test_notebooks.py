@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infinipot.models import embedded
+from infinipot.model.load import embedded
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

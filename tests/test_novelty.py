@@ -10,8 +10,8 @@ from tiny import FAMILIES, make_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infinipot import PotConfig, Session
-from infinipot.host import Host
-from infinipot.novelty import novelty
+from infinipot.model.runner import Host
+from infinipot.scoring.novelty import novelty
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from infinipot import distill
 from infinipot.cli import main
-from infinipot.eval.asking import open_session
+from infinipot.engine import distill
 from infinipot.eval.methods import method, methods
-from infinipot.eval.perplexity import Stream, pieces, plan, smoothed, table
-from infinipot.eval.sweep import Model, Replica
+from infinipot.eval.runner import Model, Replica
+from infinipot.eval.tasks.perplexity import Stream, pieces, plan, smoothed, table
+from infinipot.eval.teacher_forcing import open_session
 
 TEXT = "The ship left at dawn and nobody saw it go; only the harbour master wrote of rain. " * 40
 

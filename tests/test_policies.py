@@ -10,7 +10,7 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Session
 from infinipot.policies import POLICIES, Observation
 from infinipot.policies.keydiff import KeyDiff
-from infinipot.selection import choose, pool, reduce_groups
+from infinipot.scoring.selection import choose, pool, reduce_groups
 
 MODEL = make_tiny("llama")
 

@@ -8,7 +8,7 @@ from helpers import CATALYST, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
-from infinipot.positions import Rotation, turn
+from infinipot.cache.rope import Rotation, turn
 
 
 def naive(x: torch.Tensor, positions: list[int], inverse: torch.Tensor, style: str) -> torch.Tensor:

@@ -11,8 +11,8 @@ from helpers import CATALYST, assert_close, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
-from infinipot.host import Host
-from infinipot.probe import table_of
+from infinipot.model.rope_probe import table_of
+from infinipot.model.runner import Host
 
 
 def test_hybrid_layers_keep_their_own_window() -> None:

@@ -13,8 +13,8 @@ import torch
 from live import CONFIG, Live, live, tiny
 
 from infinipot import PotConfig, Session
-from infinipot.host import Host
-from infinipot.options import RECIPES
+from infinipot.config import RECIPES
+from infinipot.model.runner import Host
 from infinipot.server.echoing import Listening
 from infinipot.server.schema import PotOptions
 from infinipot.server.serving import config_of

@@ -18,9 +18,9 @@ import pytest
 import torch
 from live import live, tiny
 
-from infinipot import Session, files
+from infinipot import Session, pot_file
 from infinipot.cli import main
-from infinipot.host import Host
+from infinipot.model.runner import Host
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 
@@ -85,7 +85,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:
         here.http.post("/v1/pots", json={"name": "book", "text": LONG})
-        monkeypatch.setattr(files, "save_file", full)
+        monkeypatch.setattr(pot_file, "save_file", full)
         reply = here.http.post("/v1/pots/book/save")
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "disk_full")
         for name in ("Anna", "Ben", "Carl"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from live import live
 
-from infinipot.pot import Pot
+from infinipot.cache.pot import Pot
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")

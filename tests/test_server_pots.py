@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from live import CONFIG, Live, live, tiny
 
-from infinipot import Session, files
+from infinipot import Session, pot_file
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 
@@ -166,8 +166,8 @@ def test_conversations_leave_memory_and_come_back(tmp_path: Path) -> None:
 def test_saving_never_looks_at_the_model_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     looked: list[str] = []
     with live({"max_sessions": 2, "pot_dir": tmp_path, "shared": shared}) as here:
-        real = files.model_identity
-        monkeypatch.setattr(files, "model_identity", lambda model: looked.append(threading.current_thread().name) or real(model))
+        real = pot_file.model_identity
+        monkeypatch.setattr(pot_file, "model_identity", lambda model: looked.append(threading.current_thread().name) or real(model))
         fill(here, "one", LONG[:300])
         assert here.http.post("/v1/pots/one/save").status_code == here.http.post("/v1/pots/one/restore").status_code == 200
         said = ["Remember me", here.chat("Remember me", session="mine").choices[0].message.content]

@@ -10,8 +10,8 @@ from test_templates import ANSWERS, FORMS, QUESTIONS, assert_ids, form, said, wh
 from infinipot import PotConfig
 from infinipot.server.schema import Message, TextPart
 from infinipot.server.words import Behind, Words
-from infinipot.template import Dialogue
-from infinipot.text import parts
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.tokens import parts
 
 CONFIG = PotConfig(pot_size=4096)
 TEXT = "The keeper wrote down every ship"

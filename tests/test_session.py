@@ -8,7 +8,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.host import Host
+from infinipot.model.runner import Host
 
 MODEL = make_tiny("llama")
 TEXT = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12

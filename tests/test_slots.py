@@ -10,7 +10,7 @@ from helpers import CATALYST, assert_close, kept, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
-from infinipot.slots import Slots
+from infinipot.cache.storage import Slots
 
 MODEL = make_tiny("llama")
 ERROR = {"int8": 0.01, "fp8": 0.04}

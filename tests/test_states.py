@@ -11,7 +11,7 @@ from families import FAMILIES
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 
 from infinipot import PotConfig, Session
-from infinipot.host import Host
+from infinipot.model.runner import Host
 
 CARRYING = ["Qwen3-Next", "Falcon-H1", "LFM2", "Nemotron-H"]
 SMALL = PotConfig(pot_size=40, distill_to=16, chunk_tokens=9)
@@ -55,7 +55,7 @@ def test_asking_leaves_the_state_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", CARRYING)
 def test_a_distillation_leaves_the_state_as_it_was(name: str) -> None:
     """The catalyst is read, and leaves no trace in the state; nor does a choice of survivors."""
-    from infinipot import distill
+    from infinipot.engine import distill
 
     session = reading(name, 35)
     before = states(session)

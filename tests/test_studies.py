@@ -11,12 +11,12 @@ import torch
 from test_longbench import data, row  # noqa: F401 (data is a fixture)
 
 from infinipot.cli import main
-from infinipot.eval import hops, kept
-from infinipot.eval.asking import open_session
-from infinipot.eval.longbench import prompt_ids
 from infinipot.eval.methods import method, methods
+from infinipot.eval.runner import Model, Replica
 from infinipot.eval.studies import STUDIES
-from infinipot.eval.sweep import Model, Replica
+from infinipot.eval.tasks import hops, kept
+from infinipot.eval.tasks.longbench import prompt_ids
+from infinipot.eval.teacher_forcing import open_session
 
 POT = {"pot_size": 160, "distill_to": 64}
 

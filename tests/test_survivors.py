@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from infinipot.cli import main
-from infinipot.eval.asking import open_session
+from infinipot.eval.inspect import kept_places, look, page, pieces_of
 from infinipot.eval.methods import method
-from infinipot.eval.survivors import kept_places, look, page, pieces_of
-from infinipot.eval.sweep import Model, Replica
+from infinipot.eval.runner import Model, Replica
+from infinipot.eval.teacher_forcing import open_session
 
 TEXT = "Wörter, 漢字 </script> & <b>𝄞</b>\nThe ship left at dawn. " * 30
 POT = {"pot_size": 160, "distill_to": 64}
@@ -61,7 +61,7 @@ def test_nothing_comes_from_elsewhere(replica: Replica) -> None:
 def test_what_cannot_be_shown_is_refused(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="never reads the middle"):
         look(replica, "tiny", method("truncate", POT), TEXT, None)
-    monkeypatch.setattr("infinipot.eval.survivors.LONGEST", 10)
+    monkeypatch.setattr("infinipot.eval.inspect.LONGEST", 10)
     with pytest.raises(ValueError, match="a page can show 10"):
         look(replica, "tiny", method("full", POT), TEXT, None)
 

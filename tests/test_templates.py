@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infinipot.template import Dialogue
-from infinipot.text import fragment, parts
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.tokens import fragment, parts
 
 WORDS = (
     "The keeper of the lighthouse wrote down every ship that passed. Which one did not answer? The Aurora did not answer the lamp.\n\n"

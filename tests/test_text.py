@@ -9,7 +9,7 @@ import random
 import pytest
 from tiny import make_tokenizer
 
-from infinipot.text import Pieces, encode
+from infinipot.text.tokens import Pieces, encode
 
 SAMPLES = {
     "reference": "\n".join(pydoc_data.topics.topics.values())[:120_000],

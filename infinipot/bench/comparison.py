@@ -13,10 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from infinipot.bench import reading, stock
-from infinipot.bench.meter import machine
-from infinipot.bench.parts import parts
-from infinipot.host import Host
-from infinipot.options import PotConfig
+from infinipot.bench.breakdown import parts
+from infinipot.bench.measure import machine
+from infinipot.config import PotConfig
+from infinipot.model.runner import Host
 
 RATIOS = ("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "peak_bytes", "grew_bytes", "kv_bytes")
 Say = Callable[[str], None]

@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
-from infinipot.answering import Turn, together
-from infinipot.bench.meter import clock, peak, settle
-from infinipot.host import Host
-from infinipot.options import PotConfig
+from infinipot.bench.measure import clock, peak, settle
+from infinipot.config import PotConfig
+from infinipot.engine.decode import Turn, together
+from infinipot.model.runner import Host
 from infinipot.session import Session
 
 CATALYST = 32

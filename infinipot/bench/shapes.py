@@ -9,7 +9,7 @@ from accelerate import dispatch_model, infer_auto_device_map, init_empty_weights
 from accelerate.utils import get_balanced_memory, set_module_tensor_to_device
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from infinipot.options import known
+from infinipot.checks import known
 
 _WIDTHS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
 SHAPES: dict[str, tuple[str, tuple[int, ...], float, bool]] = {

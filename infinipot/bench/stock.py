@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infinipot.bench.meter import clock, out_of_memory, peak
+from infinipot.bench.measure import clock, out_of_memory, peak
 from infinipot.bench.reading import PROMPT, pace
 from infinipot.compat import cache_argument
 

@@ -119,7 +119,7 @@ def info(
     pot: Annotated[Path, typer.Argument(metavar="POT", help="A saved pot.", show_default=False)], json: Json = False, debug: bool = False
 ) -> int:
     """Show what a saved pot says about itself."""
-    from infinipot.files import config_of, describe
+    from infinipot.pot_file import config_of, describe
 
     about = {**describe(pot), "file_bytes": pot.stat().st_size}
     if json:

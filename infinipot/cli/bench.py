@@ -43,7 +43,7 @@ def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) ->
     """Measure, print the table to stderr and the document, one line of JSON, to stdout, and add it to a file of such lines."""
     from infinipot.cli import useful
     from infinipot.cli.run import silence
-    from infinipot.options import PotConfig
+    from infinipot.config import PotConfig
 
     if out is None and RESULTS.is_dir():
         out = RESULTS / "bench.jsonl"
@@ -69,17 +69,17 @@ def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) ->
 
 def load(given: Given, model: str, spread: bool) -> Any:
     """A model by name, or a shape with random weights."""
-    from infinipot import models
     from infinipot.bench.shapes import SHAPES, shaped
+    from infinipot.model import load
 
     if model in SHAPES:
-        device = models.best_device(given["device"] or "auto")
-        return shaped(model, device=device, dtype=models.best_dtype(given["dtype"] or "bfloat16", device), spread=spread)
+        device = load.best_device(given["device"] or "auto")
+        return shaped(model, device=device, dtype=load.best_dtype(given["dtype"] or "bfloat16", device), spread=spread)
     if spread:
         raise BadUse(f"--spread is for shapes ({', '.join(SHAPES)}), not for {model}")
     wanted = {name: given[name] for name in ("device", "dtype") if given[name]}
     try:
-        return models.load(model, **wanted)[0]
+        return load.load(model, **wanted)[0]
     except OSError as problem:
         raise BadUse(f"{problem}; shapes with random weights: {', '.join(SHAPES)}") from problem
 

@@ -43,9 +43,9 @@ def longbench(
     if half not in (None, "even", "odd"):
         raise BadUse(f"--half {half} is not allowed: it must be even or odd")
     table = bench(given, model, out, "infinipot")
-    from infinipot.eval import longbench as test
     from infinipot.eval import scores
     from infinipot.eval.metrics import needed
+    from infinipot.eval.tasks import longbench as test
 
     wanted = listed(tasks) if tasks else None
     sets = {kind: test.read_rows(folder, wanted) for kind, folder in ((test.GENUINE, data), (test.STYLE, style)) if folder is not None}
@@ -81,8 +81,8 @@ def perplexity(
             raise BadUse(f"there is no file {path}")
     count = None if tokens is None else size(tokens)
     table = bench(given, model, out, "full,streaming,infinipot", asked=False)
-    from infinipot.eval import perplexity as test
-    from infinipot.eval.extras import EVAL, need
+    from infinipot.eval.tasks import perplexity as test
+    from infinipot.optional import EVAL, need
 
     need("matplotlib", "the figure", EVAL)
     units = test.plan(table.model, table.methods, file, count, every)
@@ -113,17 +113,17 @@ def lm(
     if include is not None and not include.is_dir():
         raise BadUse(f"there is no folder {include}")
     table = bench(given, model, out, "infinipot")
-    from infinipot.eval import harness
-    from infinipot.eval.extras import LM, need
+    from infinipot.eval.tasks import lm_harness
+    from infinipot.optional import LM, need
 
     need("lm_eval", "these tasks", LM)
     sizes = tuple(size(text) for text in listed(lengths or ""))
-    harness.check(listed(tasks), include)
+    lm_harness.check(listed(tasks), include)
     options = {"fewshot": fewshot, "limit": given["limit"], "lengths": sizes, "chat": chat, "batch": batch, "include": include}
-    units = harness.plan(table.model, table.methods, listed(tasks), **options)
-    records = table.run(units, harness.NAME, harness.KEY, "lm")
+    units = lm_harness.plan(table.model, table.methods, listed(tasks), **options)
+    records = table.run(units, lm_harness.NAME, lm_harness.KEY, "lm")
     if not records:
         raise Failure("there is no result: memory sufficed for none of the tasks")
-    text, files = harness.write(records, out)
+    text, files = lm_harness.write(records, out)
     show(records, text, files, json)
     return 0

@@ -119,7 +119,7 @@ class Bench:
         """Do what is left of the plan. Returns the records of the whole plan, as far as they are there."""
         from infinipot.eval.about import note
         from infinipot.eval.results import Results, identity
-        from infinipot.eval.sweep import shard_of, sweep
+        from infinipot.eval.runner import shard_of, sweep
 
         shard = shard_of(self.given["shard"] or "1/1")
         results = Results(self.out, name, key, shard)
@@ -151,9 +151,9 @@ def bench(given: Given, model: str, out: Path, default: str, system: bool = Fals
         raise BadUse(f"cannot write into {out}: it is a file; give a folder")
     with doing("starting", bool(given["quiet"])):
         from infinipot.cli import useful
+        from infinipot.config import PotConfig
         from infinipot.eval.methods import methods
-        from infinipot.eval.sweep import Model as Which
-        from infinipot.options import PotConfig
+        from infinipot.eval.runner import Model as Which
 
         preset = given.origins.get("preset")
         base = {name: value for name, value in given.of(PotConfig).items() if name != "policy" and given.origins[name] != preset}
@@ -210,11 +210,11 @@ def needle(
     if not sizes or not places:
         raise BadUse("give at least one length and one depth")
     table = bench(given, model, out, "infinipot", system=True)
-    from infinipot.eval import needle as test
     from infinipot.eval import report
-    from infinipot.eval.extras import EVAL, need
-    from infinipot.eval.haystack import documents
-    from infinipot.eval.haystack import needles as made
+    from infinipot.eval.tasks import needle as test
+    from infinipot.eval.tasks.haystack import documents
+    from infinipot.eval.tasks.haystack import needles as made
+    from infinipot.optional import EVAL, need
 
     need("matplotlib", "the heat map", EVAL)
     documents(haystack)
@@ -246,9 +246,9 @@ def plot(
 
         bench.plot(results, model, None if out is None else out / results.stem)
         return 0
-    from infinipot.eval import redraw
+    from infinipot.eval import plot
 
-    text, files = redraw.redraw(results, out or results)
+    text, files = plot.redraw(results, out or results)
     show([], text, files, False)
     return 0
 
@@ -276,9 +276,9 @@ def inspect(
     table = bench(given, model, out.parent, "infinipot", system=True, asked=prompt is not None)
     if len(table.methods) > 1:
         raise BadUse("a page shows one policy: give one")
+    from infinipot.eval.inspect import look, page
     from infinipot.eval.results import write_whole
-    from infinipot.eval.survivors import look, page
-    from infinipot.eval.sweep import Replica
+    from infinipot.eval.runner import Replica
 
     with doing(f"loading {model}", bool(given["quiet"])):
         replica = Replica(table.model)

@@ -15,7 +15,7 @@ from infinipot.cli.console import BadUse
 
 
 def dataclass_defaults() -> dict[str, Any]:
-    """Every field's default, read from the source of infinipot/options.py: importing it would import torch, which takes seconds."""
+    """Every field's default, read from the source of infinipot/config.py: importing it would import torch, which takes seconds."""
     tree = ast.parse((Path(__file__).parents[1] / "options.py").read_text("utf-8"))
     fields = [line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body if isinstance(line, ast.AnnAssign)]
     return {field.target.id: ast.literal_eval(field.value) for field in fields if isinstance(field.target, ast.Name) and field.value}
@@ -79,7 +79,7 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
         return None
     import yaml
 
-    from infinipot.options import known
+    from infinipot.checks import known
 
     try:
         content = yaml.safe_load(path.read_text("utf-8")) or {}
@@ -196,7 +196,8 @@ def recipe(preset: str | None) -> dict[str, Any]:
     """The options that a preset stands for."""
     if preset is None:
         return {}
-    from infinipot.options import RECIPES, known
+    from infinipot.checks import known
+    from infinipot.config import RECIPES
 
     known("preset", preset, RECIPES)
     return RECIPES[preset]

@@ -42,7 +42,7 @@ def plan(given: Given, *, file: str | None, question: str | None, pot: Path | No
     source = None if file is None else Source(file)
     with doing("starting", bool(given["quiet"])):
         from infinipot.cli import useful
-        from infinipot.options import PotConfig, Sampling
+        from infinipot.config import PotConfig, Sampling
         from infinipot.policies import POLICIES
 
         config = PotConfig(**given.of(PotConfig)) if pot is None else saved_config(pot, given)
@@ -59,7 +59,7 @@ def plan(given: Given, *, file: str | None, question: str | None, pot: Path | No
 def saved_config(pot: Path, given: Given) -> PotConfig:
     """The options a pot was filled with. Refuses given ones that say otherwise; only chunk_tokens may, as results do not depend on it."""
     from infinipot import PotConfig
-    from infinipot.files import config_of, describe
+    from infinipot.pot_file import config_of, describe
 
     header = describe(pot)
     saved = config_of(pot, header)

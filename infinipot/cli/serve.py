@@ -36,8 +36,9 @@ def few_heaps() -> None:
 
 
 def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, shared: bool) -> Settings:
+    from infinipot.checks import within
     from infinipot.cli import useful
-    from infinipot.options import PotConfig, Sampling, within
+    from infinipot.config import PotConfig, Sampling
     from infinipot.policies import POLICIES
     from infinipot.server.engine import Settings
 
@@ -66,7 +67,7 @@ def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
 
     def load() -> tuple[Any, Any]:
         from infinipot.cli.run import silence
-        from infinipot.models import load
+        from infinipot.model.load import load
 
         if not given["debug"]:
             silence(bool(given["quiet"]))
@@ -121,7 +122,7 @@ def run(
 
 
 def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> Cluster:
-    from infinipot.options import within
+    from infinipot.checks import within
 
     within("replicas", replicas, 1)
     if most is not None:

@@ -35,9 +35,9 @@ def study(
     json: Json = False,
 ) -> int:
     """One of the paper's studies: its methods on the same texts, a table and a figure. --policy gives kept and hops other methods."""
-    from infinipot.eval.extras import EVAL, need
+    from infinipot.checks import known
     from infinipot.eval.studies import STUDIES
-    from infinipot.options import known
+    from infinipot.optional import EVAL, need
 
     known("study", name, STUDIES)
     need("matplotlib", "the figure", EVAL)
@@ -50,13 +50,13 @@ def study(
         sets = rows(data, style, listed(tasks) if tasks else None)
         return on_rows(name, table, sets, out, json)
     if plan.kind == "needle":
-        from infinipot.eval import needle as test
         from infinipot.eval import report
+        from infinipot.eval.tasks import needle as test
 
         units: list[Any] = test.plan(table.model, table.methods, kind="number", depths=[share(text) for text in listed(depths)], **options)
         records, write = table.run(units, test.NAME, test.KEY, name, given["limit"]), report.write
     else:
-        from infinipot.eval import hops as chains
+        from infinipot.eval.tasks import hops as chains
 
         units = chains.plan(table.model, table.methods, hops=[size_or_zero(text) for text in listed(hops)], **options)
         records, write = table.run(units, chains.NAME, chains.KEY, name, given["limit"]), chains.write
@@ -74,15 +74,16 @@ def size_or_zero(text: str) -> int:
 def rows(data: Path | None, style: Path | None, tasks: list[str] | None) -> dict[str, list[Any]]:
     if data is None and style is None:
         raise BadUse("no rows: give the folder of LongBench's files with --data, or of others with --style")
-    from infinipot.eval import longbench as test
+    from infinipot.eval.tasks import longbench as test
 
     return {kind: test.read_rows(folder, tasks) for kind, folder in ((test.GENUINE, data), (test.STYLE, style)) if folder is not None}
 
 
 def on_rows(name: str, table: Bench, sets: dict[str, list[Any]], out: Path, json: bool) -> int:
     """The studies that read LongBench rows."""
-    from infinipot.eval import kept, longbench, scores, studies
+    from infinipot.eval import scores, studies
     from infinipot.eval.metrics import needed
+    from infinipot.eval.tasks import kept, longbench
 
     limit = table.given["limit"]
     if studies.STUDIES[name].kind == "kept":

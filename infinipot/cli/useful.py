@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from infinipot.cli.console import BadUse
 from infinipot.cli.options import Given
+from infinipot.config import PotConfig
 from infinipot.eval.methods import PROBE
-from infinipot.options import PotConfig
 from infinipot.policies import POLICIES
 
 

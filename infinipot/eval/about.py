@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from infinipot import __version__
-from infinipot.eval.sweep import Model
+from infinipot.eval.runner import Model
 
 
 def machine() -> dict[str, Any]:

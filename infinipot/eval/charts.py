@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infinipot.eval.extras import EVAL, need
+from infinipot.optional import EVAL, need
 
 Cells = Mapping[tuple[float, int], float | None]
 """(depth, length) -> share of right answers, 0 .. 1; None, or no cell, where nothing was measured."""

@@ -13,16 +13,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from infinipot.catalyst import PRESETS
-from infinipot.eval.asking import force
-from infinipot.eval.extras import LM, need
-from infinipot.generation import PROMPT_END, generate
-from infinipot.host import Host
-from infinipot.models import load
-from infinipot.options import PotConfig
+from infinipot.catalysts import PRESETS
+from infinipot.config import PotConfig
+from infinipot.custom_generate import PROMPT_END, generate
+from infinipot.eval.teacher_forcing import force
+from infinipot.model.load import load
+from infinipot.model.runner import Host
+from infinipot.optional import LM, need
 from infinipot.policies import POLICIES
 from infinipot.session import Session
-from infinipot.template import Dialogue
+from infinipot.text.chat_template import Dialogue
 
 need("lm_eval", "this adapter", LM)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from infinipot.options import RECIPES, PotConfig, known
+from infinipot.checks import known
+from infinipot.config import RECIPES, PotConfig
 from infinipot.policies import POLICIES, Policy
 
 PROBE = 0.37

@@ -11,7 +11,7 @@ import string
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from infinipot.eval.extras import EVAL, need
+from infinipot.optional import EVAL, need
 
 Metric = Callable[[str, str, Sequence[str]], float]
 """prediction, one right answer, all classes -> score"""

@@ -7,10 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infinipot.eval.longbench import Row, tasks
 from infinipot.eval.results import Record, write_whole
 from infinipot.eval.stats import mean, paired_difference, task_means
 from infinipot.eval.tables import markdown, name_key, names, number
+from infinipot.eval.tasks.longbench import Row, tasks
 
 Scores = dict[str, dict[str, dict[str, float]]]
 """method -> task -> row -> score, 0 .. 100"""

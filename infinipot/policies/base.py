@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from infinipot.selection import choose, pool
+from infinipot.scoring.selection import choose, pool
 
 
 @dataclass(frozen=True, kw_only=True)

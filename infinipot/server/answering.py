@@ -6,15 +6,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from infinipot.decoding import Sampler
-from infinipot.options import PotConfig, Sampling
-from infinipot.pot import Mark
+from infinipot.cache.pot import Mark
+from infinipot.config import PotConfig, Sampling
+from infinipot.engine.sampling import Sampler
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
 from infinipot.server.shelf import Held, Shelf, digests, scope_of, unknown
 from infinipot.server.words import Behind, Prompt, Words
 from infinipot.server.work import Work
 from infinipot.session import Session
-from infinipot.text import Pieces
+from infinipot.text.tokens import Pieces
 
 
 class Answering(Work):

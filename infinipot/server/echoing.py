@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infinipot.host import Host, Observer
-from infinipot.pot import Pot
+from infinipot.cache.pot import Pot
+from infinipot.model.runner import Host, Observer
 from infinipot.server.answering import Answering
 from infinipot.server.events import Done, Likely, Piece, likely
 

@@ -16,8 +16,8 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.host import Host
-from infinipot.options import PotConfig, Sampling
+from infinipot.config import PotConfig, Sampling
+from infinipot.model.runner import Host
 from infinipot.server.mailbox import Post
 from infinipot.server.metrics import Metrics
 from infinipot.server.refusal import Refusal, out_of_memory, refusal_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from infinipot.options import PotConfig
+from infinipot.config import PotConfig
 from infinipot.server.events import Done, Send, pot_of
 from infinipot.server.refusal import Refusal
 from infinipot.server.schema import FillOptions

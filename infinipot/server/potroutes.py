@@ -20,7 +20,7 @@ from infinipot.server.refusal import Refusal
 from infinipot.server.replies import DONE, sse
 from infinipot.server.schema import NAME, REFUSALS, STREAMS, NewPot
 from infinipot.server.serving import Served, Serving, config_of
-from infinipot.text import BLOCK, LONGEST, boundary
+from infinipot.text.tokens import BLOCK, LONGEST, boundary
 
 AHEAD_TOKENS = 1 << 14
 """A stream is received no further than so many tokens ahead of the reading."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from infinipot.files import PotFileError
+from infinipot.pot_file import PotFileError
 
 
 class Refusal(Exception):

@@ -9,7 +9,7 @@ import socket
 
 import uvicorn
 
-from infinipot.options import within
+from infinipot.checks import within
 from infinipot.server.app import create_app
 from infinipot.server.serving import Serving
 

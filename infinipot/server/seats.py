@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.files import PotFileError, origin
+from infinipot.pot_file import PotFileError, origin
 from infinipot.server.refusal import Refusal
 from infinipot.server.shelf import Held, Shelf, opened
 from infinipot.server.work import Work

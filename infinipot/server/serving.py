@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from infinipot.options import PotConfig, Sampling
+from infinipot.config import PotConfig, Sampling
 from infinipot.policies import POLICIES
 from infinipot.server.answering import Answering
 from infinipot.server.echoing import Echoing
@@ -64,7 +64,7 @@ class Serving:
 
     def start(self) -> None:
         """Load the model and begin. Returns when that is done; what fails is in `failure`."""
-        from infinipot.host import Host
+        from infinipot.model.runner import Host
 
         try:
             model, tokenizer = self._load()

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.files import Origin, config_of, describe
-from infinipot.host import Host
-from infinipot.options import PotConfig
+from infinipot.config import PotConfig
+from infinipot.model.runner import Host
+from infinipot.pot_file import Origin, config_of, describe
 from infinipot.server.refusal import Refusal
 from infinipot.server.words import Behind
 from infinipot.session import Session

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.answering import Turn, advance, predict
+from infinipot.engine.decode import Turn, advance, predict
 
 Said = int | Exception | None
 """A token id; the problem, if the answer failed; None if it has ended."""

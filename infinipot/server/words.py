@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.generation import PROMPT_END
-from infinipot.options import PotConfig
+from infinipot.config import PotConfig
+from infinipot.custom_generate import PROMPT_END
 from infinipot.server.refusal import Refusal
 from infinipot.server.schema import Message
-from infinipot.template import ANSWER, USER_1, Dialogue
-from infinipot.text import checked, encode
+from infinipot.text.chat_template import ANSWER, USER_1, Dialogue
+from infinipot.text.tokens import checked, encode
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from infinipot.answering import Turn
-from infinipot.host import Host
-from infinipot.options import PotConfig
+from infinipot.config import PotConfig
+from infinipot.engine.decode import Turn
+from infinipot.model.runner import Host
 from infinipot.server.events import Send
 from infinipot.server.shelf import Held, Shelf
 from infinipot.session import Session

@@ -1,0 +1,1 @@
+"""Reading without end, distilling, and answering, on token ids."""

@@ -1,0 +1,241 @@
+"""Answering from a pot: one answer after another, or several together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infinipot.cache.pot import Pot
+from infinipot.engine import distill
+from infinipot.engine.cuda_graphs import step
+from infinipot.engine.observe import reserve
+from infinipot.engine.reader import Reader
+from infinipot.text.tokens import Pieces
+
+Pick = Callable[[Tensor], int]
+"""Next-token logits [1, V] float32 -> token id."""
+
+
+class Turn:
+    """One answer: its prompt is read, then its tokens one by one.
+
+    keep: prompt and answer stay in the pot; else it is afterwards as it was before. catalyst: for distillations made on the way, needed if
+    keep or if prompt and answer do not fit. Then the pot is distilled first (a copy of it, unless keep), and again whenever it is full.
+    settled: called at the end, if something of it has become part of the pot. `end` must follow, whatever happened.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        pick: Pick,
+        stop_ids: set[int],
+        keep: bool = False,
+        catalyst: Tensor | None = None,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        reader.check_idle()
+        self.reader, self.config, self.host = reader, reader.config, reader.host
+        self.prompt, self.max_tokens, self.pick, self.stop_ids, self.keep = prompt, max_tokens, pick, stop_ids, keep
+        self.settled, self.came_from = settled, reader.progress
+        wanted, ends = len(prompt) + max_tokens, reader.policy.reads == "ends"
+        self.whole = reader.config.prefill == "whole" and reader.policy.reads == "pot"
+        if self.whole and keep:
+            raise ValueError("prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask")
+        self.fits = reader.fits(wanted, catalyst if keep else None)
+        self.grows = keep and not ends
+        self.pot: Pot = reader.pot if (self.fits and not self.whole) or self.grows else reader.pot.copy()
+        self.before = None if self.grows or self.pot is not reader.pot else self.pot.mark()
+        room = self.config.pot_size - self.pot.length - wanted
+        self.tail = list(reader.tail)[max(0, len(reader.tail) - room) :] if ends else []
+        self.catalyst = self.pot.newest if catalyst is reader.pot.newest else catalyst
+        self.said: list[int] = []
+        self.asked = False
+        reader.busy, self.started = True, time.perf_counter()
+
+    def begin(self) -> None:
+        """Read what is asked; what was left unread before it, too."""
+        reader = self.reader
+        if self.whole:
+            self._distil_whole()
+        elif not self.fits:
+            kept = reserve(self.config, self.catalyst) if self.keep else 0
+            wanted = len(self.prompt) + self.max_tokens
+            self.fits = self.pot.pinned + self.config.survivors + wanted + kept <= self.config.pot_size
+            if self.fits:  # after one distillation; what is longer is distilled as it is read
+                catalyst = self.catalyst if reader.beside(self.pot, self.catalyst) else reader.usual
+                distill.distill(self.host, self.pot, self.config, catalyst)
+            elif not reader.beside(self.pot, self.catalyst):
+                distill.distill(self.host, self.pot, self.config, reader.usual)
+        self._read(self.tail + self.prompt)
+        self.asked = True
+
+    def _distil_whole(self) -> None:
+        """The one distillation of prefill="whole": before the question, or behind it where its own attention decides."""
+        if {"newest", "received"} & self.reader.needs:
+            self._read(self.prompt)
+            self.prompt = []
+        distill.distill(self.host, self.pot, self.config, self.catalyst)
+
+    def _read(self, ids: list[int]) -> None:
+        if not self.fits:
+            self.reader._read(self.pot, ids, self.catalyst)
+            return
+        for chunk in self.reader.tensor(ids).split(self.config.chunk, dim=1) if ids else ():
+            distill.take(self.host, [self.pot], chunk, [self.scored])
+
+    @property
+    def scored(self) -> bool:
+        """Whether what is read needs its novelty."""
+        return (self.grows or not self.fits) and "novelty" in self.reader.needs
+
+    @property
+    def reads(self) -> bool:
+        """Whether the token just said must be read: not the last one, unless it stays."""
+        return self.grows or len(self.said) < self.max_tokens
+
+    def next(self, logits: Tensor) -> int | None:
+        """The next token, given its logits [1, V]; None if the answer has ended."""
+        if len(self.said) == self.max_tokens:
+            return None
+        token = self.pick(logits)
+        if token in self.stop_ids:
+            return None
+        self.said.append(token)
+        return token
+
+    def make_room(self) -> None:
+        """Distil if the pot is full, so that one more token can be read."""
+        if not self.fits:
+            distill.make_room(self.host, self.pot, self.config, self.catalyst)
+
+    def end(self) -> None:
+        """Leave the pot as it was, or with what stays, and the reader free."""
+        reader = self.reader
+        if self.before is not None:
+            self.pot.rollback(self.before)
+        self.pot.logits = None
+        for mine, other in zip(reader.pot.layers, self.pot.layers, strict=True):
+            mine.peak = max(mine.peak, other.peak)
+        if self.grows and self.asked:
+            reader.usual = self.catalyst
+        elif self.keep and not self.grows and self.asked:
+            reader.read(self.prompt + self.said, None)
+        if self.keep and reader.progress != self.came_from:
+            self.settled()
+        reader.answer_s += time.perf_counter() - self.started
+        reader.busy = False
+
+
+def predict(turns: Sequence[Turn]) -> Tensor:
+    """Logits [B, V] float32 of the next token of each turn."""
+    pots = [turn.pot for turn in turns]
+    if any(pot.logits is None for pot in pots):
+        found = turns[0].host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1].float()
+        for pot, row in zip(pots, found.split(1), strict=True):
+            pot.logits = row
+    return torch.cat([pot.logits for pot in pots if pot.logits is not None])
+
+
+def advance(turns: Sequence[Turn]) -> None:
+    """Read what each turn said last, in one forward pass, each into its own pot; a pot that is full is distilled first."""
+    if not turns:
+        return
+    for turn in turns:
+        turn.make_room()
+    host, pots = turns[0].host, [turn.pot for turn in turns]
+    ids = torch.tensor([[turn.said[-1]] for turn in turns], device=host.device)
+    scored = [turn.scored for turn in turns]
+    read = step(host, pots, ids, watched=any(turn.grows or not turn.fits for turn in turns))
+    if read is None:
+        distill.take(host, pots, ids, scored)
+        return
+    hidden, logits = read
+    losses = distill.novelty_of(host, pots, ids, hidden, scored)
+    for pot, row, state, loss, following in zip(pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True):
+        pot.follow(row, state, loss, following)
+
+
+def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, None]:
+    """Run turns of one model, a token of each at a time.
+
+    Yields (number of the turn, token id) of those that said something. Turns do not influence each other; each is ended as soon as it is
+    done, and all are when the iterator is closed.
+    """
+    live = dict(enumerate(turns))
+    try:
+        for turn in turns:
+            turn.begin()
+        while live:
+            said = []
+            for (number, turn), logits in zip(list(live.items()), predict(list(live.values())).split(1), strict=True):
+                token = turn.next(logits)
+                if token is None:
+                    live.pop(number).end()
+                else:
+                    said.append((number, token))
+            advance([turns[number] for number, _ in said if turns[number].reads])
+            yield said
+    finally:
+        for turn in live.values():
+            turn.end()
+
+
+def answer(reader: Reader, prompt: list[int], *, seen: tuple[int, int] | None = None, **options: Any) -> Generator[int, None, None]:
+    """Run one turn, with the options of `Turn`: yields its token ids, without the one that ends it. Nothing happens before the first.
+
+    seen: `reader.progress` when the answer was asked for.
+    """
+    reader.check_idle()
+    if seen is not None and seen != reader.progress:
+        raise RuntimeError("the session has read on since this answer was asked for: ask again")
+    with closing(together([Turn(reader, prompt, **options)])) as steps:
+        for said in steps:
+            for _, token in said:
+                yield token
+
+
+class Answer(Iterator[str]):
+    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session free.
+
+    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text came) or `length` (max_tokens).
+    """
+
+    def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
+        self.ids: list[int] = []
+        self._reasons: list[str] = []
+        self._run = _shown(tokens, pieces, max_tokens, self.ids, self._reasons)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self._reasons[0] if self._reasons else None
+
+    def __next__(self) -> str:
+        return next(self._run)
+
+    def close(self) -> None:
+        """Stop here: the session is free again."""
+        self._run.close()
+
+
+def _shown(
+    tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int, ids: list[int], reasons: list[str]
+) -> Generator[str, None, None]:
+    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle keeps a dropped answer alive."""
+    with closing(tokens):
+        for token in tokens:
+            ids.append(token)
+            if piece := pieces.push(token):
+                yield piece
+            if pieces.stopped:
+                break
+        reasons.append("length" if len(ids) == max_tokens and not pieces.stopped else "stop")
+    if piece := pieces.finish():
+        yield piece

@@ -1,0 +1,29 @@
+"""Tables and figures anew, from whatever results a folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from infinipot.eval import report, results, scores
+from infinipot.eval.tasks import lm_harness, longbench, needle, perplexity
+
+
+def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
+    """Returns the tables as text, and the files written. ValueError if the folder holds no results."""
+    out.mkdir(parents=True, exist_ok=True)
+    texts: list[str] = []
+    files: list[Path] = []
+    for name, key, write in (
+        (needle.NAME, needle.KEY, report.write),
+        (longbench.NAME, longbench.KEY, scores.write),
+        (perplexity.NAME, perplexity.KEY, perplexity.write),
+        (lm_harness.NAME, lm_harness.KEY, lm_harness.write),
+    ):
+        records = results.read(folder, name, key)
+        if records:
+            text, written = write(records, out)
+            texts.append(text)
+            files += written
+    if not texts:
+        raise ValueError(f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl")
+    return "\n\n".join(texts), files

@@ -1,0 +1,212 @@
+"""Running a plan: units of work over one model, here, in several processes, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infinipot.engine.reader import NoRoom
+from infinipot.eval.results import Record, Results
+from infinipot.model.load import EMBEDDED, best_device, best_dtype, load
+from infinipot.model.runner import Host
+from infinipot.optional import RAY, need
+
+Progress = Callable[[int, int, str], None]
+"""Units done, units in all, what was done last."""
+Work = list[Record] | str
+"""The records of a unit, or why there are none."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model, and how it is loaded: small enough to be sent to another process."""
+
+    name: str
+    device: str = "auto"
+    dtype: str = "auto"
+
+    @property
+    def label(self) -> str:
+        """The Hub id, or the name of the file or folder."""
+        path = Path(self.name)
+        return self.name if self.name == EMBEDDED or not path.exists() else path.resolve().name
+
+    @property
+    def precision(self) -> str:
+        return str(best_dtype(self.dtype, best_device(self.device))).removeprefix("torch.")
+
+    @property
+    def about(self) -> Record:
+        """The fields that every result has."""
+        return {"model": self.label, "dtype": self.precision}
+
+
+class Replica:
+    """A loaded model at work. cache: what units of one plan share, such as a tokenised haystack."""
+
+    def __init__(self, model: Model, number: int = 0, threads: int | None = None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        device = best_device(model.device)
+        if device.type == "cuda" and device.index is None and torch.cuda.device_count() > 1:
+            device = torch.device("cuda", number % torch.cuda.device_count())
+        try:
+            loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
+        except OSError as problem:
+            raise ValueError(str(problem)) from problem
+        self.host = Host(loaded)
+        self.cache: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Replica:
+        """Of a model that is loaded already."""
+        made = cls.__new__(cls)
+        made.host, made.tokenizer, made.cache = Host(model), tokenizer, {}
+        return made
+
+    def work(self, unit: Unit) -> Work:
+        """The unit's records; or why there are none: it does not fit on the device, or not in the pot."""
+        try:
+            return unit.run(self)
+        except NoRoom as problem:
+            return str(problem)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return "not enough memory on the device"
+
+
+class Unit(Protocol):
+    """What is done at once: usually one reading and the questions about it. Its records depend on nothing but itself and the model."""
+
+    @property
+    def title(self) -> str: ...
+
+    def keys(self) -> list[Record]:
+        """The identifying fields of the records it makes."""
+        ...
+
+    def run(self, replica: Replica) -> list[Record]: ...
+
+
+def shard_of(text: str) -> tuple[int, int]:
+    """`2/8` -> (2, 8): the second of eight parts."""
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"shard={text!r} is not allowed: it must be i/n with i from 1 to n, as in 2/8")
+    return int(number), int(count)
+
+
+def sweep(
+    units: Sequence[Any],
+    results: Results,
+    model: Model,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    limit: int | None = None,
+    workers: int = 1,
+    ray: str | None = None,
+    replica: Replica | None = None,
+    progress: Progress = lambda done, total, what: None,
+) -> list[str]:
+    """Do what of the plan is not done yet, and add it to the results. Returns the titles of units that could not be done, and why.
+
+    shard: (i, n), every n-th unit from the i-th on. limit: not more units than this in all. workers: processes, each with the model; on
+    several GPUs they take turns. ray: the address of a cluster, "local" for one on this machine. replica: a loaded model, for one process.
+    """
+    mine = list(units)[shard[0] - 1 :: shard[1]][:limit]
+    left = [unit for unit in mine if not all(results.has(key) for key in unit.keys())]  # noqa: SIM118 (a method)
+    done, failed = len(mine) - len(left), []
+    progress(done, len(mine), "")
+    if ray is not None:
+        stream = on_ray(left, model, ray)
+    elif workers > 1 and len(left) > 1:
+        stream = in_processes(left, model, min(workers, len(left)))
+    else:
+        stream = here(left, replica, model)
+    for unit, records in stream:
+        if isinstance(records, str):
+            failed.append(f"{unit.title}: {records}")
+        else:
+            results.add(records)
+        done += 1
+        progress(done, len(mine), unit.title)
+    results.settle(key for unit in mine for key in unit.keys())  # noqa: SIM118
+    return failed
+
+
+def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tuple[Any, Work]]:
+    if units:
+        worker = replica or Replica(model)
+        for unit in units:
+            yield unit, worker.work(unit)
+
+
+_MAKE: list[Callable[[], Replica]] = []
+"""In a worker process: what gives its model, loaded when it is first needed, so that failing at it is told like any other failure."""
+
+
+def _begin(model: Model, numbers: Any, threads: int | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    _MAKE.append(functools.cache(functools.partial(Replica, model, numbers.get(), threads)))
+
+
+def _work(unit: Any) -> Work:
+    return _MAKE[0]().work(unit)
+
+
+def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[Any, Work]]:
+    """Results as they come. Only a few units are handed out at a time, so that an interrupted run stops soon."""
+    context = multiprocessing.get_context("spawn")
+    numbers = context.Queue()
+    for number in range(count):
+        numbers.put(number)
+    threads = max(1, (os.cpu_count() or 1) // count)
+    pool = concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(model, numbers, threads))
+    waiting, running = iter(units), dict[Any, Any]()
+    try:
+        for unit in waiting:
+            running[pool.submit(_work, unit)] = unit
+            if len(running) > count:
+                yield from _finished(running)
+        while running:
+            yield from _finished(running)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _finished(running: dict[Any, Any]) -> Iterator[tuple[Any, Work]]:
+    done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+    for future in done:
+        yield running.pop(future), future.result()
+
+
+def on_ray(units: list[Any], model: Model, address: str) -> Iterator[tuple[Any, Work]]:
+    """One replica a GPU of the cluster; without GPUs, one for every two CPUs."""
+    ray = need("ray", "sweeps on a cluster", RAY)
+    ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
+    gpus, cpus = int(ray.cluster_resources().get("GPU", 0)), int(ray.cluster_resources().get("CPU", 1))
+    share = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+    count = min(len(units), gpus or max(1, cpus // 2))
+    if not count:
+        return
+    actors = [ray.remote(**share)(Replica).remote(model, 0, None if gpus else 1) for _ in range(count)]
+    waiting = iter(units)
+    running = {actor.work.remote(unit): (actor, unit) for actor, unit in zip(actors, waiting, strict=False)}
+    while running:
+        (ready,), _ = ray.wait(list(running), num_returns=1)
+        actor, unit = running.pop(ready)
+        following = next(waiting, None)
+        if following is not None:
+            running[actor.work.remote(following)] = (actor, following)
+        yield unit, ray.get(ready)
+    ray.shutdown()

@@ -1,0 +1,1 @@
+"""Fused Triton kernels, and what launches them."""

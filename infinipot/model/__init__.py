@@ -1,0 +1,1 @@
+"""A transformers model that reads into a pot."""

@@ -1,0 +1,174 @@
+"""Pots on disk: safetensors files that say where they come from, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infinipot.config import PotConfig
+from infinipot.model.attention import IN_USE
+
+FORMAT = "infinipot-pot"
+VERSION = 2
+VOLATILE = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"}
+
+
+class PotFileError(ValueError):
+    """A pot file that cannot be used, and why."""
+
+
+def _plain(weight: Tensor) -> Tensor:
+    """A weight as an ordinary tensor, also where it is stored in few bits, or in parts on several devices."""
+    weight = weight.detach()
+    if type(weight) is Tensor:
+        return weight
+    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.dequantize()
+
+
+def model_identity(model: PreTrainedModel) -> dict[str, str]:
+    """What a pot must share with the model that reads on: class and config, and a sample of the weights."""
+    if any(hasattr(weight, "device_mesh") for weight in model.parameters()):
+        raise PotFileError("this process has only its heads' part of a pot (tensor parallel): save and load pots with a model in one process")
+    config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters())[:: max(1, len(list(model.parameters())) // 8)]:
+        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)  # the same for float32 and bfloat16 copies
+        digest.update(name.encode() + sample.view(torch.int16).numpy().tobytes())
+    return {
+        "class": type(model).__name__,
+        "name": Path(str(model.config._name_or_path)).name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+        "weights_sha256": digest.hexdigest(),
+    }
+
+
+def tokenizer_identity(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
+    """A hash of the vocabulary and the chat template; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    known = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(known, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Model and tokenizer that fill a pot, as its file names them."""
+
+    model: dict[str, str]
+    tokenizer_sha256: str | None
+
+
+def origin(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Origin:
+    """Takes a moment. Waits while another thread runs the model."""
+    with IN_USE:
+        return Origin(model_identity(model), tokenizer_identity(tokenizer))
+
+
+def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
+    """Of everything in the file but the hash itself."""
+    known = {key: value for key, value in header.items() if key != "content_sha256"}
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
+    """Write a pot file. The old file, if any, stays whole until the new one is; a failure leaves no trace."""
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise PotFileError(f"cannot save {target}: the folder {target.parent} does not exist")
+    tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    header = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **about}))
+    header["content_sha256"] = content_hash(tensors, header)
+    temporary = target.parent / f".{target.name[:60]}.{os.getpid()}.{secrets.token_hex(4)}.part"
+    try:
+        save_file(tensors, temporary, metadata={FORMAT: json.dumps(header)})
+        with open(temporary, "rb+") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, target)
+    except BaseException as problem:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(problem, (OSError, SafetensorError)):
+            raise PotFileError(f"cannot save {target}: {problem}") from problem
+        raise
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a pot file says about itself, without reading its entries. Refuses files that are not pots, or of a newer format."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            raw = (file.metadata() or {}).get(FORMAT)
+    except FileNotFoundError:
+        raise PotFileError(f"there is no file {path}") from None
+    except (SafetensorError, OSError) as problem:
+        raise PotFileError(f"{path} is not a readable pot file: it is damaged, cut short, or something else ({problem})") from None
+    if raw is None:
+        raise PotFileError(f"{path} is a safetensors file, but not a pot: it was not written by infinipot")
+    try:
+        header = json.loads(raw)
+        version = int(header["version"])
+        if header["format"] != FORMAT or version < 1:
+            raise ValueError(f"format {header['format']!r}, version {version}")
+    except (ValueError, KeyError, TypeError) as problem:
+        raise PotFileError(f"{path} is damaged: its header cannot be read ({problem})") from None
+    if version > VERSION:
+        raise PotFileError(f"{path} has format version {version}; this infinipot reads up to {VERSION}: update infinipot to use it")
+    return dict(header)
+
+
+def config_of(path: str | os.PathLike[str], header: dict[str, Any]) -> PotConfig:
+    """The options a pot was filled with; those of format 1 that it leaves out had other defaults. Raises PotFileError for unknown ones."""
+    options = dict(header["config"])
+    if header["version"] == 1:
+        then = {"distill_to": options["pot_size"] // 2}
+        then |= {"pool": 7, "pool_kind": "avg", "recent": 0} if options["policy"] == "infinipot" else {}
+        options |= {name: value for name, value in then.items() if options[name] is None}
+    try:
+        return PotConfig(**options)
+    except (TypeError, ValueError) as problem:
+        raise PotFileError(f"{path} was filled with options that this infinipot does not have: {problem}") from problem
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a pot file, checked byte by byte against the hash it carries."""
+    header = describe(path)
+    try:
+        tensors = load(Path(path).read_bytes())  # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
+    except (SafetensorError, OSError) as problem:
+        raise PotFileError(f"{path} is damaged or cut short: {problem}") from None
+    if content_hash(tensors, header) != header.get("content_sha256"):
+        raise PotFileError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
+    return tensors, header
+
+
+def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Origin) -> None:
+    """Refuse a pot that another model or another tokenizer filled."""
+    saved, given = header["model"], here.model
+    for what, key in (("class", "class"), ("configuration", "config_sha256"), ("weights", "weights_sha256")):
+        if saved[key] != given[key]:
+            raise PotFileError(
+                f"{path} was filled by {saved['class']} {saved['name']!r}; the model given, {given['class']} {given['name']!r}, has another "
+                f"{what}. A pot can only be used with the model that filled it"
+            )
+    if saved["dtype"] != given["dtype"]:
+        raise PotFileError(
+            f"{path} holds entries in {saved['dtype']}, the model given runs in {given['dtype']}: load the model in {saved['dtype']}"
+        )
+    if header["tokenizer_sha256"] != here.tokenizer_sha256:
+        raise PotFileError(f"{path} was filled with another tokenizer than the one given: its tokens would mean something else")
