@@ -57,7 +57,8 @@ def press_row(model: Any, name: str, ids: Any, budget: int, tokens: int) -> dict
     import torch
     from transformers import DynamicCache
 
-    from infinipot.bench.measure import clock, out_of_memory, peak
+    from infinipot.bench.measure import clock, peak
+    from infinipot.machine import out_of_memory
 
     press = getattr(kvpress, name)(compression_ratio=max(0.0, 1 - budget / ids.shape[1]))
     row: dict[str, Any] = {}

@@ -11,7 +11,7 @@ RESULTS = Path(__file__).parent / "results"
 
 def keep(name: str, result: dict[str, Any]) -> None:
     """Print a result, with what it was made with and where, as one line of JSON, and add it to benchmarks/results/NAME.jsonl."""
-    from infinipot.bench.measure import machine
+    from infinipot.machine import machine
 
     line = json.dumps({**result, "machine": machine()})
     print(line)

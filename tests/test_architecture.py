@@ -10,7 +10,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "infinipot"
 LAYERS = """
-checks compat kernels catalysts optional
+checks compat kernels catalysts optional machine
 scoring text
 cache policies
 model

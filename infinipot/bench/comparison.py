@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from infinipot.bench import reading, stock
 from infinipot.bench.breakdown import parts
-from infinipot.bench.measure import machine
 from infinipot.config import PotConfig
+from infinipot.machine import machine
 from infinipot.model.runner import Host
 
 RATIOS = ("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "peak_bytes", "grew_bytes", "kv_bytes")

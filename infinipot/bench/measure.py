@@ -1,14 +1,10 @@
-"""Seconds, bytes, and where they were measured."""
+"""Seconds and bytes."""
 
 from __future__ import annotations
 
 import ctypes
-import datetime
 import gc
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,30 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch.profiler import ProfilerActivity, profile
-
-import infinipot
-
-
-def machine() -> dict[str, Any]:
-    """What every result says about where and with what it was made. INFINIPOT_COMMIT names the commit where there is no repository."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    return {
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "gpus": torch.cuda.device_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "infinipot": infinipot.__version__,
-        "commit": os.environ.get("INFINIPOT_COMMIT") or asked.stdout.strip() or None,
-    }
 
 
 def settle() -> None:
@@ -120,8 +93,3 @@ def peak(device: torch.device) -> Iterator[Peak]:
 
 def resident_peak() -> int:
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
-
-
-def out_of_memory(problem: BaseException) -> bool:
-    """Whether an exception says that memory is used up: torch has no one type for it on a CPU."""
-    return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(problem)

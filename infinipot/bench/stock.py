@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from infinipot.bench.measure import clock, out_of_memory, peak
+from infinipot.bench.measure import clock, peak
 from infinipot.bench.reading import PROMPT, pace
 from infinipot.compat import cache_argument
+from infinipot.machine import out_of_memory
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from infinipot.cli.console import BadUse
 
 def dataclass_defaults() -> dict[str, Any]:
     """Every field's default, read from the source of infinipot/config.py: importing it would import torch, which takes seconds."""
-    tree = ast.parse((Path(__file__).parents[1] / "options.py").read_text("utf-8"))
+    tree = ast.parse((Path(__file__).parents[1] / "config.py").read_text("utf-8"))
     fields = [line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body if isinstance(line, ast.AnnAssign)]
     return {field.target.id: ast.literal_eval(field.value) for field in fields if isinstance(field.target, ast.Name) and field.value}
 

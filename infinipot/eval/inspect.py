@@ -109,4 +109,4 @@ def page(seen: Look) -> str:
         "bits": base64.b64encode(np.packbits(seen.kept.numpy().ravel(), bitorder="little").tobytes()).decode(),
     }
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # nothing in a text can end the script
-    return importlib.resources.files("infinipot.eval").joinpath("survivors.html").read_text("utf-8").replace("DATA", text, 1)
+    return importlib.resources.files("infinipot.eval").joinpath("inspect.html").read_text("utf-8").replace("DATA", text, 1)

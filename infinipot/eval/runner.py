@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
+from infinipot.machine import out_of_memory
 from infinipot.model.load import EMBEDDED, best_device, best_dtype, load
 from infinipot.model.runner import Host
 from infinipot.optional import RAY, need
@@ -80,8 +81,11 @@ class Replica:
             return unit.run(self)
         except NoRoom as problem:
             return str(problem)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+        except Exception as problem:
+            if not out_of_memory(problem):
+                raise
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
             return "not enough memory on the device"
 
 

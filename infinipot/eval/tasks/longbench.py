@@ -48,7 +48,7 @@ class Task:
 @functools.cache
 def tasks() -> dict[str, Task]:
     """The 21 tasks by name, in the order of the paper's table."""
-    text = importlib.resources.files("infinipot.eval").joinpath("longbench_tasks.json").read_text("utf-8")
+    text = importlib.resources.files("infinipot.eval.tasks").joinpath("longbench.json").read_text("utf-8")
     return {name: Task(**facts) for name, facts in json.loads(text).items()}
 
 
