@@ -7,7 +7,7 @@ pot="--pot-size 4096 --distill-to 2048 --workers $workers"
 
 infinipot eval longbench "$model" --data "$data" --out "$out/longbench" $pot --against truncate --policy \
 full,truncate,streaming,h2o,tova,sirllm,snapkv,keydiff,\
-infinipot,infinipot:novelty=0:pool=0,infinipot:novelty=0.25:pool=0,infinipot:preset=paper,infinipot:persist=once,infinipot:pool=13:pool_kind=both,\
+infinipot,infinipot:novelty=0:pool=0,infinipot:novelty=0.25:pool=0,infinipot:preset=paper,infinipot:persist=once,infinipot:pool=45:pool_kind=trailing,\
 infinipot:catalyst=general,infinipot:novelty=0:pool=0:catalyst=general,infinipot:preset=paper:catalyst=general,infinipot:preset=facts:distill_to=3072
 
 for haystack in filler essays; do
