@@ -16,10 +16,22 @@ import infinipot
 
 
 def machine() -> dict[str, Any]:
-    """What every result says about where and with what it was made. INFINIPOT_COMMIT names the commit where there is no repository."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    """What every result says about where and with what it was made. INFINIPOT_COMMIT names the
+    commit where there is no repository."""
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    else:
+        lines = []
+    cpu = next(
+        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
+    )
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu,
@@ -36,5 +48,8 @@ def machine() -> dict[str, Any]:
 
 
 def out_of_memory(problem: BaseException) -> bool:
-    """Whether an exception says that memory is used up: torch has a class for it on GPUs, only words on a CPU."""
-    return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(problem)
+    """Whether an exception says that memory is used up: torch has a class for it on GPUs, only
+    words on a CPU."""
+    return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(
+        problem
+    )

@@ -16,7 +16,11 @@ def need(module: str, what: str, install: str) -> Any:
     except ModuleNotFoundError as problem:
         if problem.name != module.split(".")[0]:
             raise
-        raise ValueError(f"{what} cannot be had without the package {module.split('.')[0]!r}: pip install {install}") from None
+        raise ValueError(
+            f"{what} cannot be had without the package {module.split('.')[0]!r}: pip install {install}"
+        ) from None
 
 
-EVAL, LM, RAY = "'infinipot[eval]'", "'infinipot[lm]'", "'infinipot[ray]'"
+EVAL = "'infinipot[eval]'"
+LM = "'infinipot[lm]'"
+RAY = "'infinipot[ray]'"

@@ -21,21 +21,33 @@ from infinipot.session import Session
 
 
 def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
-    """Seconds of each part between two distillations, and its share of the time in which what lies between them is read.
+    """Seconds of each part between two distillations, and its share of the time in which what lies
+    between them is read.
 
-    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds. compaction: a distillation that only takes
-    the newest. selection: what another adds to that. novelty: NuC of the text. What a policy has not is left out.
+    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds.
+    compaction: a distillation that only takes the newest. selection: what another adds to that.
+    novelty: NuC of the text. What a policy has not is left out.
     """
     session = ready(host, config, ids)
-    config, catalyst = session._reader.config, session._reader.usual
+    config = session._reader.config
+    catalyst = session._reader.usual
     between = config.pot_size - config.survivors - reserve(config, catalyst)
-    seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(session, ids)
+    seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(
+        session, ids
+    )
     if "novelty" in session._reader.needs and session.pot.hidden is not None:
         states = session.pot.hidden.expand(1, min(config.chunk, between), -1).contiguous()
         targets = torch.tensor([ids[: states.shape[1]]], device=host.device)
-        seconds["novelty"] = cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
+        seconds["novelty"] = (
+            cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
+        )
     shares = {name: value * prefill_tps / between for name, value in seconds.items()}
-    return {"tokens_between": between, "seconds": seconds, "shares": shares, "overhead": sum(shares.values())}
+    return {
+        "tokens_between": between,
+        "seconds": seconds,
+        "shares": shares,
+        "overhead": sum(shares.values()),
+    }
 
 
 def ready(host: Host, config: PotConfig, ids: list[int]) -> Session:
@@ -55,36 +67,59 @@ def room(session: Session) -> int:
 
 
 def last(session: Session) -> int:
-    """Tokens of the chunk that fills the pot: a whole one, or all that is read between two distillations but the one that caused the first."""
+    """Tokens of the chunk that fills the pot: a whole one, or all that is read between two
+    distillations but the one that caused the first."""
     config = session._reader.config
-    return min(config.chunk, config.pot_size - config.survivors - reserve(config, session._reader.usual) - 1)
+    return min(
+        config.chunk,
+        config.pot_size - config.survivors - reserve(config, session._reader.usual) - 1,
+    )
 
 
 def filled(session: Session, ids: list[int]) -> Pot:
     """A twin of a session's pot that is full."""
-    reader, twin = session._reader, session.pot.copy()
-    distill.take(session.host, [twin], reader.tensor(ids[: room(session)]), ["novelty" in reader.needs])
+    reader = session._reader
+    twin = session.pot.copy()
+    distill.take(
+        session.host, [twin], reader.tensor(ids[: room(session)]), ["novelty" in reader.needs]
+    )
     return twin
 
 
 def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
-    """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else by itself."""
-    host, config, catalyst = session.host, session._reader.config, session._reader.usual
+    """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else
+    by itself."""
+    host = session.host
+    config = session._reader.config
+    catalyst = session._reader.usual
     if catalyst is None or "catalyst" not in POLICIES[config.policy]().needs(config.novelty):
         return {}
     look, unseeing = catalyst_look(config, catalyst.shape[1])
     if not distill.rides(session.pot, config, catalyst):
         full = filled(session, ids)
-        forward, whole = (cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look))
+        forward, whole = (
+            cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look)
+        )
         return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
     def take(pot: Pot, rider: Tensor | None = None, look: Any = None) -> None:
-        distill.take(host, [pot], chunk, [False], rider, None if look is None else watching({}, look, unseeing))
+        distill.take(
+            host,
+            [pot],
+            chunk,
+            [False],
+            rider,
+            None if look is None else watching({}, look, unseeing),
+        )
 
     alone, forward, whole = (
         cost_s(work, lambda: (session.pot.copy(),))
-        for work in (take, partial(take, rider=catalyst, look=blind), partial(take, rider=catalyst, look=look))
+        for work in (
+            take,
+            partial(take, rider=catalyst, look=blind),
+            partial(take, rider=catalyst, look=look),
+        )
     )
     return {"catalyst_forward": forward - alone, "scores": whole - forward}
 
@@ -96,13 +131,19 @@ def blind(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
 
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
     """Seconds to select and to compact, what the catalyst saw being known."""
-    host, config, catalyst = session.host, session._reader.config, session._reader.usual
+    host = session.host
+    config = session._reader.config
+    catalyst = session._reader.usual
     full = filled(session, ids)
     ridden = None
     if catalyst is not None and distill.rides(session.pot, config, catalyst):
         ridden = observe(host, full, catalyst, *catalyst_look(config, catalyst.shape[1]))
-    whole = cost_s(lambda pot: distill.distill(host, pot, config, catalyst, ridden), lambda: (full.copy(),))
-    compaction = cost_s(lambda pot: distill.distill(host, pot, simple(config), None), lambda: (full.copy(),))
+    whole = cost_s(
+        lambda pot: distill.distill(host, pot, config, catalyst, ridden), lambda: (full.copy(),)
+    )
+    compaction = cost_s(
+        lambda pot: distill.distill(host, pot, simple(config), None), lambda: (full.copy(),)
+    )
     if ridden is None and catalyst is not None:
         whole -= sum(catalyst_s(session, ids).values())
     return {"selection": whole - compaction, "compaction": compaction}

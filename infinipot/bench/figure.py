@@ -1,4 +1,5 @@
-"""Time and memory against length, a fixed pot against the full cache (the paper's Figure 7 and Tables 5 and 6)."""
+"""Time and memory against length, a fixed pot against the full cache (the paper's Figure 7 and
+Tables 5 and 6)."""
 
 from __future__ import annotations
 
@@ -25,23 +26,41 @@ MARKERS = {"pot": "o", "stock": "s"}
 
 
 def latest(results: Path, model: str | None = None) -> dict[str, Any]:
-    """The newest result in a file of JSON lines, of this model if one is named. Raises ValueError if there is none."""
+    """The newest result in a file of JSON lines, of this model if one is named. Raises ValueError
+    if there is none."""
     lines = [json.loads(line) for line in results.read_text("utf-8").splitlines() if line.strip()]
-    found = [line for line in lines if line.get("benchmark") == "bench" and model in (None, line["model"]["name"])]
+    found = [
+        line
+        for line in lines
+        if line.get("benchmark") == "bench" and model in (None, line["model"]["name"])
+    ]
     if not found:
-        names = ", ".join(sorted({line["model"]["name"] for line in lines if line.get("benchmark") == "bench"})) or "no result at all"
-        raise ValueError(f"{results} has no result" + (f" of {model}; it has {names}" if model else " of `infinipot bench`"))
+        names = (
+            ", ".join(
+                sorted(
+                    {line["model"]["name"] for line in lines if line.get("benchmark") == "bench"}
+                )
+            )
+            or "no result at all"
+        )
+        raise ValueError(
+            f"{results} has no result"
+            + (f" of {model}; it has {names}" if model else " of `infinipot bench`")
+        )
     return found[-1]
 
 
 def draw(document: dict[str, Any], stem: Path) -> list[Path]:
     """Write STEM.png and STEM.svg; returns their paths."""
-    figure, axes = pyplot.subplots(1, len(PANELS), figsize=(4.2 * len(PANELS), 3.9), layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, len(PANELS), figsize=(4.2 * len(PANELS), 3.9), layout="constrained"
+    )
     for place, (name, unit, title) in zip(axes, PANELS, strict=True):
         panel(place, document, name, unit, title)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
-    model, machine = document["model"], document["machine"]
+    model = document["model"]
+    machine = document["machine"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
     made = f"torch {machine['torch']}, transformers {machine['transformers']}, {machine['date']}"
     figure.suptitle(f"{model['name']}, {model['dtype']}, {where}; {made}", fontsize=10)
@@ -58,13 +77,28 @@ def panel(axes: Axes, document: dict[str, Any], name: str, unit: float, title: s
     every: list[int] = []
     for kind, label in names.items():
         rows = [row for row in document["rows"] if row["what"] == kind]
-        points = [(row["length"], row[name] / unit) for row in rows if row.get(name) and (kind == "pot" or row.get("first_token_s"))]
+        points = [
+            (row["length"], row[name] / unit)
+            for row in rows
+            if row.get(name) and (kind == "pot" or row.get("first_token_s"))
+        ]
         every += [row["length"] for row in rows]
         if points:
-            axes.plot(*zip(*points, strict=True), color=COLOURS[kind], marker=MARKERS[kind], markersize=5, label=label)
-        dead = next((row["length"] for row in rows if row.get("died") and not row.get("first_token_s")), None)
+            axes.plot(
+                *zip(*points, strict=True),
+                color=COLOURS[kind],
+                marker=MARKERS[kind],
+                markersize=5,
+                label=label,
+            )
+        dead = next(
+            (row["length"] for row in rows if row.get("died") and not row.get("first_token_s")),
+            None,
+        )
         if dead is not None:
-            axes.axvline(dead, color=COLOURS[kind], linestyle=":", label="stock runs out of memory here")
+            axes.axvline(
+                dead, color=COLOURS[kind], linestyle=":", label="stock runs out of memory here"
+            )
     lengths = sorted(set(every))
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(lengths))

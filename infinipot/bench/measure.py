@@ -21,7 +21,8 @@ def settle() -> None:
     if torch.cuda.is_available():
         wait()
         torch.cuda.empty_cache()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what is free; its next measurement would find it
+    # glibc keeps what is free; its next measurement would find it
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
 
@@ -36,9 +37,12 @@ def clock() -> float:
     return time.perf_counter()
 
 
-def cost_s(work: Callable[..., Any], prepare: Callable[[], tuple[Any, ...]] = tuple, repeats: int = 5) -> float:
-    """Seconds that a piece of work takes: on GPUs what its kernels do, without the gaps between them, which a recording has not either;
-    elsewhere the median by the clock. `prepare` makes its arguments, untimed; one run warms up."""
+def cost_s(
+    work: Callable[..., Any], prepare: Callable[[], tuple[Any, ...]] = tuple, repeats: int = 5
+) -> float:
+    """Seconds that a piece of work takes: on GPUs what its kernels do, without the gaps between
+    them, which a recording has not either; elsewhere the median by the clock. `prepare` makes its
+    arguments, untimed; one run warms up."""
     work(*prepare())
     if torch.cuda.is_available():
         return statistics.median(_kernels_s(work, prepare()) for _ in range(repeats))
@@ -56,12 +60,17 @@ def _kernels_s(work: Callable[..., Any], material: tuple[Any, ...]) -> float:
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         work(*material)
         wait()
-    found = [event for event in profiler.key_averages() if event.device_type.name == "CUDA" and not event.is_user_annotation]
+    found = [
+        event
+        for event in profiler.key_averages()
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    ]
     return sum(event.self_device_time_total for event in found) / 1e6
 
 
 class Peak:
-    """bytes: the most memory at any moment. grew: how much that is beyond what was taken before. None where the system cannot say."""
+    """bytes: the most memory at any moment. grew: how much that is beyond what was taken before.
+    None where the system cannot say."""
 
     bytes: int | None = None
     grew: int | None = None
@@ -69,7 +78,8 @@ class Peak:
 
 @contextmanager
 def peak(device: torch.device) -> Iterator[Peak]:
-    """Measures what is inside. On GPUs what torch allocated, all cards together; on a CPU (Linux) the process's resident memory."""
+    """Measures what is inside. On GPUs what torch allocated, all cards together; on a CPU (Linux)
+    the process's resident memory."""
     seen = Peak()
     settle()
     if device.type == "cuda":
@@ -83,7 +93,8 @@ def peak(device: torch.device) -> Iterator[Peak]:
         return
     known = Path("/proc/self/clear_refs").exists()
     if known:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew (proc(5)), at what is resident now
+        # the peak begins anew (proc(5)), at what is resident now
+        Path("/proc/self/clear_refs").write_text("5")
         before = resident_peak()
     yield seen
     if known:

@@ -1,4 +1,5 @@
-"""Models of a known shape with random weights: what something costs does not depend on what the weights say."""
+"""Models of a known shape with random weights: what something costs does not depend on what the
+weights say."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from infinipot.checks import known
 
-_WIDTHS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size")
+_WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+)
 SHAPES: dict[str, tuple[str, tuple[int, ...], float, bool]] = {
     "llama-8b-shape": ("llama", (4096, 14336, 32, 32, 8, 128_256), 500_000.0, False),
     "llama-70b-shape": ("llama", (8192, 28672, 80, 64, 8, 128_256), 500_000.0, False),
@@ -19,7 +27,8 @@ SHAPES: dict[str, tuple[str, tuple[int, ...], float, bool]] = {
     "smollm2-135m-shape": ("llama", (576, 1536, 30, 9, 3, 49_152), 100_000.0, True),
     "tiny-shape": ("llama", (64, 128, 2, 4, 2, 1000), 10_000.0, True),
 }
-"""Architecture, its widths in the order above, the base of its rotary frequencies, whether input and output embeddings are one."""
+"""Architecture, its widths in the order above, the base of its rotary frequencies, whether input
+and output embeddings are one."""
 
 
 def shape_config(name: str) -> Any:
@@ -37,8 +46,11 @@ def shape_config(name: str) -> Any:
     )
 
 
-def shaped(name: str, *, device: torch.device, dtype: torch.dtype = torch.bfloat16, spread: bool = False) -> PreTrainedModel:
-    """A model of this shape, each weight made where it stays and in its own type: never a larger copy of it.
+def shaped(
+    name: str, *, device: torch.device, dtype: torch.dtype = torch.bfloat16, spread: bool = False
+) -> PreTrainedModel:
+    """A model of this shape, each weight made where it stays and in its own type: never a larger
+    copy of it.
 
     spread: its layers are shared out over all GPUs, evenly, and activations travel between them.
     """
@@ -48,22 +60,39 @@ def shaped(name: str, *, device: torch.device, dtype: torch.dtype = torch.bfloat
     if spread:
         whole = list(model._no_split_modules)
         room = get_balanced_memory(model, no_split_module_classes=whole, dtype=dtype)
-        places = infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole, dtype=dtype)
+        places = infer_auto_device_map(
+            model, max_memory=room, no_split_module_classes=whole, dtype=dtype
+        )
     generators: dict[torch.device, torch.Generator] = {}
     for label, weight in list(model.named_parameters()):
-        place = torch.device(next(where for module, where in places.items() if label == module or f"{label}.".startswith(_below(module))))
+        place = torch.device(
+            next(
+                where
+                for module, where in places.items()
+                if label == module or f"{label}.".startswith(_below(module))
+            )
+        )
         random = generators.setdefault(place, torch.Generator(place).manual_seed(0))
-        set_module_tensor_to_device(model, label, place, value=_weight(label, weight, place, dtype, random))
+        set_module_tensor_to_device(
+            model, label, place, value=_weight(label, weight, place, dtype, random)
+        )
     model.tie_weights()
-    model = dispatch_model(model, places) if spread else model.to(device)
+    if spread:
+        model = dispatch_model(model, places)
+    else:
+        model = model.to(device)
     return model.eval()
 
 
 def _below(module: str) -> str:
-    return f"{module}." if module else ""
+    if module:
+        return f"{module}."
+    return ""
 
 
-def _weight(label: str, like: torch.Tensor, place: torch.device, dtype: torch.dtype, random: torch.Generator) -> torch.Tensor:
+def _weight(
+    label: str, like: torch.Tensor, place: torch.device, dtype: torch.dtype, random: torch.Generator
+) -> torch.Tensor:
     """Normally distributed as at the start of a training; norms are 1, biases 0."""
     value = torch.empty(like.shape, dtype=dtype, device=place)
     if value.dim() == 1:

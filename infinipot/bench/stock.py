@@ -1,4 +1,5 @@
-"""The same model without a pot: one forward pass over the whole text, then decoding on a cache that grows."""
+"""The same model without a pot: one forward pass over the whole text, then decoding on a cache that
+grows."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ from infinipot.machine import out_of_memory
 @torch.no_grad()
 def forward(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
     """ids [B, T] -> the next tokens [B, 1], greedily, and the cache."""
-    given = {} if cache is None else {cache_argument(model): cache}
+    if cache is None:
+        given = {}
+    else:
+        given = {cache_argument(model): cache}
     output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **given)
     return output.logits[:, -1:].argmax(dim=-1), output.past_key_values
 
@@ -27,7 +31,9 @@ def forward(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> tuple[Ten
 def answer(model: PreTrainedModel, cache: Any, rows: int, tokens: int) -> float:
     """Tokens a second of `rows` answers decoded together, with the same prompts as on a pot."""
     device = model.get_input_embeddings().weight.device
-    said, cache = forward(model, torch.tensor([[1 + number] * PROMPT for number in range(rows)], device=device), cache)
+    said, cache = forward(
+        model, torch.tensor([[1 + number] * PROMPT for number in range(rows)], device=device), cache
+    )
     times = [clock()]
     for _ in range(tokens - 1):
         said, cache = forward(model, said, cache)
@@ -37,7 +43,8 @@ def answer(model: PreTrainedModel, cache: Any, rows: int, tokens: int) -> float:
 
 
 def read(model: PreTrainedModel, ids: Tensor, row: dict[str, Any]) -> Any:
-    """One forward pass over ids [1, T]; returns the cache and notes speed, seconds to the first token, and the cache's bytes."""
+    """One forward pass over ids [1, T]; returns the cache and notes speed, seconds to the first
+    token, and the cache's bytes."""
     started = clock()
     said, cache = forward(model, ids)
     read_s = clock() - started
@@ -48,8 +55,19 @@ def read(model: PreTrainedModel, ids: Tensor, row: dict[str, Any]) -> Any:
 
 
 def measured(model: PreTrainedModel, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
-    """One row of the table, as `reading.measured`. Where memory was used up, `died` says at what, and what came before it is there."""
-    row: dict[str, Any] = dict.fromkeys(("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "kv_bytes", "batch_peak_bytes", "died"))
+    """One row of the table, as `reading.measured`. Where memory was used up, `died` says at what,
+    and what came before it is there."""
+    row: dict[str, Any] = dict.fromkeys(
+        (
+            "prefill_tps",
+            "first_token_s",
+            "decode_tps",
+            "batch_tps",
+            "kv_bytes",
+            "batch_peak_bytes",
+            "died",
+        )
+    )
     given = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
     cache: Any = None
     with peak(given.device) as most, surviving(row, "reading"):

@@ -17,8 +17,12 @@ MARKS = "osD^vP*X"
 
 
 def figure(width: float, height: float) -> Any:
-    made = need("matplotlib.figure", "a figure", EVAL).Figure(figsize=(width, height), layout="constrained")
-    need("matplotlib", "a figure", EVAL).rcParams.update({"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "infinipot"})
+    made = need("matplotlib.figure", "a figure", EVAL).Figure(
+        figsize=(width, height), layout="constrained"
+    )
+    need("matplotlib", "a figure", EVAL).rcParams.update(
+        {"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "infinipot"}
+    )
     return made
 
 
@@ -32,13 +36,18 @@ def save(made: Any, path: Path) -> list[Path]:
 
 
 def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -> list[Path]:
-    """Length across, depth down, red to green, one panel a method. label: a length -> what stands below its column."""
+    """Length across, depth down, red to green, one panel a method. label: a length -> what stands
+    below its column."""
     lengths = sorted({length for cells in panels.values() for _, length in cells})
     depths = sorted({depth for cells in panels.values() for depth, _ in cells})
     across = min(len(panels), max(1, 12 // max(3, len(lengths))))
     down = math.ceil(len(panels) / across)
-    cell_width, cell_height = max(0.62, 2.2 / len(lengths)), 0.46
-    made = figure(across * (len(lengths) * cell_width + 0.35) + 1.5, down * (len(depths) * cell_height + 0.75) + 0.7)
+    cell_width = max(0.62, 2.2 / len(lengths))
+    cell_height = 0.46
+    made = figure(
+        across * (len(lengths) * cell_width + 0.35) + 1.5,
+        down * (len(depths) * cell_height + 0.75) + 0.7,
+    )
     axes = made.subplots(down, across, squeeze=False)
     image = None
     for number, axis in enumerate(axes.flat):
@@ -53,12 +62,22 @@ def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -
     made.suptitle(title, fontsize=11)
     made.supxlabel("tokens", fontsize=10)
     made.supylabel("depth", fontsize=10)
-    made.colorbar(image, ax=axes, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1], format=lambda value, _: f"{100 * value:.0f} %")
+    made.colorbar(
+        image,
+        ax=axes,
+        shrink=0.9,
+        pad=0.02,
+        ticks=[0, 0.5, 1],
+        format=lambda value, _: f"{100 * value:.0f} %",
+    )
     return save(made, path)
 
 
-def heat_map(axis: Any, cells: Cells, lengths: Sequence[int], depths: Sequence[float], label: Any) -> Any:
-    """One panel: its cells, red to green, each with its number, so that colours are not needed to read it. Returns the image, for a bar."""
+def heat_map(
+    axis: Any, cells: Cells, lengths: Sequence[int], depths: Sequence[float], label: Any
+) -> Any:
+    """One panel: its cells, red to green, each with its number, so that colours are not needed to
+    read it. Returns the image, for a bar."""
     colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
     values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
     grid = [[math.nan if value is None else value for value in row] for row in values]
@@ -73,8 +92,19 @@ def heat_map(axis: Any, cells: Cells, lengths: Sequence[int], depths: Sequence[f
     for y, row in enumerate(values):
         for x, value in enumerate(row):
             dark = value is not None and not 0.2 < value < 0.85
-            text = "–" if value is None else f"{100 * value:.0f}"
-            axis.text(x, y, text, ha="center", va="center", fontsize=10, color="white" if dark else "#222222")
+            if value is None:
+                text = "–"
+            else:
+                text = f"{100 * value:.0f}"
+            axis.text(
+                x,
+                y,
+                text,
+                ha="center",
+                va="center",
+                fontsize=10,
+                color="white" if dark else "#222222",
+            )
     return image
 
 
@@ -93,7 +123,8 @@ def curves(
     axis = made.subplots()
     for number, (name, points) in enumerate(series.items()):
         some = len(points) <= 24
-        color, mark = COLORS[number % len(COLORS)], MARKS[number % len(MARKS)]
+        color = COLORS[number % len(COLORS)]
+        mark = MARKS[number % len(MARKS)]
         axis.plot(*zip(*points, strict=True), label=name, color=color, marker=mark if some else None, markersize=5, linewidth=1.8,
                   linestyle="-" if number < len(COLORS) else "--")  # fmt: skip
     if log:
@@ -116,7 +147,9 @@ def _columns(names: Mapping[str, Any]) -> int:
     return max(1, min(3, 100 // max(map(len, names))))
 
 
-def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path: Path) -> list[Path]:
+def bars(
+    groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path: Path
+) -> list[Path]:
     """groups: what stands below -> the bars above it by name. One series only: no legend."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     made = figure(max(5.0, 1.2 + 0.34 * len(names) * len(groups) + 0.5 * len(groups)), 3.8)
@@ -125,8 +158,15 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path
     for number, name in enumerate(names):
         places = [x + (number - (len(names) - 1) / 2) * width for x in range(len(groups))]
         heights = [group.get(name, math.nan) for group in groups.values()]
-        drawn = axis.bar(places, heights, width * 0.92, label=name, color=COLORS[number % len(COLORS)])
-        axis.bar_label(drawn, fmt=lambda value: "" if math.isnan(value) else f"{value:.1f}", fontsize=8, padding=1)
+        drawn = axis.bar(
+            places, heights, width * 0.92, label=name, color=COLORS[number % len(COLORS)]
+        )
+        axis.bar_label(
+            drawn,
+            fmt=lambda value: "" if math.isnan(value) else f"{value:.1f}",
+            fontsize=8,
+            padding=1,
+        )
     axis.set_xticks(range(len(groups)), [_wrapped(group, 14) for group in groups])
     axis.set_title(_wrapped(title, 80), fontsize=11)
     axis.set_ylabel(up)
@@ -138,8 +178,17 @@ def bars(groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path
     return save(made, path)
 
 
-def shades(rows: Mapping[str, Sequence[Sequence[float]]], *, title: str, across: str, up: str, legend: str, path: Path) -> list[Path]:
-    """Matrices side by side, light to dark: row 0 at the top, columns stretched over the text from 0 to 1."""
+def shades(
+    rows: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    title: str,
+    across: str,
+    up: str,
+    legend: str,
+    path: Path,
+) -> list[Path]:
+    """Matrices side by side, light to dark: row 0 at the top, columns stretched over the text from
+    0 to 1."""
     wide = min(3, len(rows))
     made = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
     axes = made.subplots(math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True)
@@ -148,7 +197,15 @@ def shades(rows: Mapping[str, Sequence[Sequence[float]]], *, title: str, across:
     for axis in list(axes.flat)[len(rows) :]:
         axis.set_visible(False)
     for axis, (name, matrix) in zip(axes.flat, rows.items(), strict=False):
-        image = axis.imshow(matrix, cmap="viridis", aspect="auto", vmin=0, vmax=top, extent=(0, 1, len(matrix), 0), interpolation="nearest")
+        image = axis.imshow(
+            matrix,
+            cmap="viridis",
+            aspect="auto",
+            vmin=0,
+            vmax=top,
+            extent=(0, 1, len(matrix), 0),
+            interpolation="nearest",
+        )
         axis.set_title(_wrapped(name, 30), fontsize=10)
     made.suptitle(title, fontsize=11)
     made.supxlabel(across, fontsize=10)

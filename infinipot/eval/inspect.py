@@ -23,17 +23,23 @@ LONGEST = 200_000
 
 
 def kept_places(session: Session, count: int) -> Tensor:
-    """Which of the first `count` tokens read are still there, [L, K, count] bool, L being the bounded layers."""
+    """Which of the first `count` tokens read are still there, [L, K, count] bool, L being the
+    bounded layers."""
     kept = []
     for layer in session.pot.bounded:
         places = session.pot.described(layer)[0][0].cpu()  # [K, P]
-        kept.append(torch.zeros(places.shape[0], max(count, int(places.max()) + 1), dtype=torch.bool).scatter_(1, places, True)[:, :count])
+        kept.append(
+            torch.zeros(
+                places.shape[0], max(count, int(places.max()) + 1), dtype=torch.bool
+            ).scatter_(1, places, True)[:, :count]
+        )
     return torch.stack(kept)
 
 
 @dataclass(frozen=True)
 class Look:
-    """A text after reading. pieces: what each token shows of it, the template's head first. kept [L, K, N]."""
+    """A text after reading. pieces: what each token shows of it, the template's head first. kept
+    [L, K, N]."""
 
     pieces: list[str]
     pinned: int
@@ -46,9 +52,11 @@ class Look:
 
 
 def pieces_of(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
-    """Ids, and the part of the text that each stands for: together they are the text. Of a character's several tokens the first has it."""
+    """Ids, and the part of the text that each stands for: together they are the text. Of a
+    character's several tokens the first has it."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    parts, done = [], 0
+    parts = []
+    done = 0
     for _, end in encoded["offset_mapping"]:
         parts.append(text[done:end])
         done = max(done, end)
@@ -58,17 +66,28 @@ def pieces_of(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
 
 
 def look(
-    replica: Replica, model: str, method: Method, text: str, question: str | None, *, system: str | None = None, max_tokens: int = 64
+    replica: Replica,
+    model: str,
+    method: Method,
+    text: str,
+    question: str | None,
+    *,
+    system: str | None = None,
+    max_tokens: int = 64,
 ) -> Look:
     """Read a text, with the question in mind if the method is to know it, and answer.
 
     model: its name on the page. ValueError for texts too long to show.
     """
     if method.policy.reads == "ends":
-        raise ValueError(f"policy {method.config.policy!r} never reads the middle of the text, so there is nothing to see of it")
+        raise ValueError(
+            f"policy {method.config.policy!r} never reads the middle of the text, so there is nothing to see of it"
+        )
     ids, parts = pieces_of(replica.tokenizer, text)
     if len(ids) > LONGEST:
-        raise ValueError(f"the text has {len(ids):,} tokens; a page can show {LONGEST:,}: give a shorter one")
+        raise ValueError(
+            f"the text has {len(ids):,} tokens; a page can show {LONGEST:,}: give a shorter one"
+        )
     head = Dialogue(replica.tokenizer, system, True).head()
     shown_head = [str(replica.tokenizer.decode([token])) for token in head]
     session = open_session(replica, method.config, system=system)
@@ -81,9 +100,17 @@ def look(
     session.score_all()
     session.append(ids, question=question if method.aware else None, progress=note)
     kept = kept_places(session, len(head) + len(ids))
-    stats, size = session.stats, session.pot.size
-    answer = session.ask(question, max_tokens=max_tokens) if question else None
-    options = [f"{name} {value}" for name, value in method.options.items() if name not in ("pot_size", "catalyst")]
+    stats = session.stats
+    size = session.pot.size
+    if question:
+        answer = session.ask(question, max_tokens=max_tokens)
+    else:
+        answer = None
+    options = [
+        f"{name} {value}"
+        for name, value in method.options.items()
+        if name not in ("pot_size", "catalyst")
+    ]
     facts = (
         " · ".join([model, ", ".join([method.config.policy, *options])])
         + f" · {stats.tokens_read:,} tokens read in a pot "
@@ -106,7 +133,15 @@ def page(seen: Look) -> str:
         "novelty": seen.novelty,
         "layers": seen.kept.shape[0],
         "heads": seen.kept.shape[1],
-        "bits": base64.b64encode(np.packbits(seen.kept.numpy().ravel(), bitorder="little").tobytes()).decode(),
+        "bits": base64.b64encode(
+            np.packbits(seen.kept.numpy().ravel(), bitorder="little").tobytes()
+        ).decode(),
     }
-    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")  # nothing in a text can end the script
-    return importlib.resources.files("infinipot.eval").joinpath("inspect.html").read_text("utf-8").replace("DATA", text, 1)
+    # nothing in a text can end the script
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    return (
+        importlib.resources.files("infinipot.eval")
+        .joinpath("inspect.html")
+        .read_text("utf-8")
+        .replace("DATA", text, 1)
+    )

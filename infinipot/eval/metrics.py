@@ -1,7 +1,9 @@
-"""LongBench's metrics (arXiv 2308.14508, github.com/THUDM/LongBench), 0 .. 1, equal to its own to the last quirk.
+"""LongBench's metrics (arXiv 2308.14508, github.com/THUDM/LongBench), 0 .. 1, equal to its own to
+the last quirk.
 
-The quirks are deliberate: a number inside a longer text counts, classes that are part of the right one are crossed out while the list is
-walked through (so one behind another is left standing), and code is judged by its first line without a comment or a backquote.
+The quirks are deliberate: a number inside a longer text counts, classes that are part of the right
+one are crossed out while the list is walked through (so one behind another is left standing), and
+code is judged by its first line without a comment or a backquote.
 """
 
 from __future__ import annotations
@@ -16,9 +18,7 @@ from infinipot.optional import EVAL, need
 Metric = Callable[[str, str, Sequence[str]], float]
 """prediction, one right answer, all classes -> score"""
 
-WIDE_PUNCTUATION = (
-    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
-)
+WIDE_PUNCTUATION = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
 _NARROW = str.maketrans("", "", string.punctuation)
 _WIDE = str.maketrans("", "", string.punctuation + WIDE_PUNCTUATION)
 
@@ -28,7 +28,8 @@ def overlap(said: Sequence[str], right: Sequence[str]) -> float:
     same = sum((Counter(said) & Counter(right)).values())
     if not same:
         return 0.0
-    precision, recall = same / len(said), same / len(right)
+    precision = same / len(said)
+    recall = same / len(right)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -46,12 +47,16 @@ def _cut(text: str) -> list[str]:
 
 
 def f1_zh(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    said, right = ([word for part in _cut(text) if (word := "".join(part.lower().translate(_WIDE).split()))] for text in (prediction, answer))
+    said, right = (
+        [word for part in _cut(text) if (word := "".join(part.lower().translate(_WIDE).split()))]
+        for text in (prediction, answer)
+    )
     return overlap(said, right)
 
 
 def rouge(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """ROUGE-L F of the package `rouge`; 0 for texts without a word, and for sentences too long for its recursion."""
+    """ROUGE-L F of the package `rouge`; 0 for texts without a word, and for sentences too long for
+    its recursion."""
     scorer = need("rouge", "scoring summaries", EVAL).Rouge(metrics=["rouge-l"])
     try:
         return float(scorer.get_scores([prediction], [answer], avg=True)["rouge-l"]["f"])
@@ -65,15 +70,20 @@ def rouge_zh(prediction: str, answer: str, classes: Sequence[str] = ()) -> float
 
 def classification(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
     named = [name for name in classes if name in prediction]
-    for name in named:  # while it shrinks: the one behind a removed one is passed over, as in the original
+    # while it shrinks: the one behind a removed one is passed over, as in the original
+    for name in named:
         if name in answer and name != answer:
             named.remove(name)
-    return 1 / len(named) if answer in named else 0.0
+    if answer in named:
+        return 1 / len(named)
+    return 0.0
 
 
 def _numbers(prediction: str, right: str) -> float:
     said = re.findall(r"\d+", prediction)
-    return said.count(right) / len(said) if said else 0.0
+    if said:
+        return said.count(right) / len(said)
+    return 0.0
 
 
 def count(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
@@ -94,17 +104,30 @@ def code(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
     line = next((line for line in lines if not any(sign in line for sign in ("`", "#", "//"))), "")
     if line == answer:
         return 1.0
-    return round(need("rapidfuzz.fuzz", "scoring code", EVAL).ratio(line, answer)) / 100 if line and answer else 0.0
+    if line and answer:
+        return round(need("rapidfuzz.fuzz", "scoring code", EVAL).ratio(line, answer)) / 100
+    return 0.0
 
 
 METRICS: dict[str, Metric] = {
-    metric.__name__: metric for metric in (f1, f1_zh, rouge, rouge_zh, classification, count, retrieval, retrieval_zh, code)
+    metric.__name__: metric
+    for metric in (f1, f1_zh, rouge, rouge_zh, classification, count, retrieval, retrieval_zh, code)
 }
 
 
-def score(metric: str, prediction: str, answers: Sequence[str], classes: Sequence[str] | None = None, first_line: bool = False) -> float:
-    """The best score against any of the right answers. first_line: only the first line that is not empty counts."""
-    said = prediction.lstrip("\n").split("\n")[0] if first_line else prediction
+def score(
+    metric: str,
+    prediction: str,
+    answers: Sequence[str],
+    classes: Sequence[str] | None = None,
+    first_line: bool = False,
+) -> float:
+    """The best score against any of the right answers. first_line: only the first line that is not
+    empty counts."""
+    if first_line:
+        said = prediction.lstrip("\n").split("\n")[0]
+    else:
+        said = prediction
     return max((METRICS[metric](said, answer, classes or ()) for answer in answers), default=0.0)
 
 

@@ -25,5 +25,7 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
             texts.append(text)
             files += written
     if not texts:
-        raise ValueError(f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl")
+        raise ValueError(
+            f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl"
+        )
     return "\n\n".join(texts), files

@@ -10,7 +10,9 @@ from infinipot.eval.results import Record
 from infinipot.eval.tables import markdown, name_key, names, tokens
 
 
-def shares(records: Sequence[Record], what: str = "right") -> dict[str, dict[tuple[float, int], float | None]]:
+def shares(
+    records: Sequence[Record], what: str = "right"
+) -> dict[str, dict[tuple[float, int], float | None]]:
     """By method: (depth, length) -> share of trials in which `what` holds."""
     named = names(records)
     found: dict[str, dict[tuple[float, int], list[float]]] = {}
@@ -18,7 +20,10 @@ def shares(records: Sequence[Record], what: str = "right") -> dict[str, dict[tup
         cells = found.setdefault(named[name_key(record)], {})
         if record[what] is not None:
             cells.setdefault((record["depth"], record["length"]), []).append(float(record[what]))
-    return {name: {cell: sum(values) / len(values) for cell, values in cells.items()} for name, cells in found.items()}
+    return {
+        name: {cell: sum(values) / len(values) for cell, values in cells.items()}
+        for name, cells in found.items()
+    }
 
 
 def trials(records: Sequence[Record]) -> str:
@@ -27,8 +32,11 @@ def trials(records: Sequence[Record]) -> str:
     for record in records:
         cell = f"{name_key(record)} {record['depth']} {record['length']}"
         counts[cell] = counts.get(cell, 0) + 1
-    low, high = min(counts.values()), max(counts.values())
-    return f"{low} trial{'s' * (low != 1)} a cell" if low == high else f"{low} to {high} trials a cell"
+    low = min(counts.values())
+    high = max(counts.values())
+    if low == high:
+        return f"{low} trial{'s' * (low != 1)} a cell"
+    return f"{low} to {high} trials a cell"
 
 
 def table(records: Sequence[Record], what: str = "right") -> str:
@@ -43,12 +51,16 @@ def table(records: Sequence[Record], what: str = "right") -> str:
             return "–"
         return " / ".join("–" if value is None else f"{100 * value:.0f}" for value in values)
 
-    head = ["%, at depth " + " / ".join(f"{depth:g}" for depth in depths), *[tokens(length) for length in lengths]]
+    head = [
+        "%, at depth " + " / ".join(f"{depth:g}" for depth in depths),
+        *[tokens(length) for length in lengths],
+    ]
     return markdown(head, [[name, *[cell(name, length) for length in lengths]] for name in cells])
 
 
 def groups(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Needles of different kinds or in different haystacks are different tests: never in one figure."""
+    """Needles of different kinds or in different haystacks are different tests: never in one
+    figure."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(f"{record['kind']}-{Path(record['haystack']).stem}", []).append(record)
@@ -57,7 +69,8 @@ def groups(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     """Table and heat map of every test among the results. Returns the text and the files written."""
-    texts, files = [], []
+    texts = []
+    files = []
     for name, some in groups(records).items():
         kind, _, haystack = name.partition("-")
         what = {"number": "pass key", "word": "secret word", "multi": "pass keys of several"}[kind]

@@ -18,13 +18,16 @@ def identity(record: Record, key: Sequence[str]) -> str:
 
 
 def lines(path: Path) -> list[Record]:
-    """All whole lines of a file. A last line without its end, left by a process that was killed, is no result."""
+    """All whole lines of a file. A last line without its end, left by a process that was killed, is
+    no result."""
     text = path.read_bytes()
     whole = text[: text.rfind(b"\n") + 1].decode("utf-8")
     try:
         return [json.loads(line) for line in whole.splitlines()]
     except ValueError as problem:
-        raise ValueError(f"{path} is damaged: {problem}. Move it away, or repair the line") from None
+        raise ValueError(
+            f"{path} is damaged: {problem}. Move it away, or repair the line"
+        ) from None
 
 
 def read(place: Path, name: str, key: Sequence[str]) -> list[Record]:
@@ -34,20 +37,29 @@ def read(place: Path, name: str, key: Sequence[str]) -> list[Record]:
         for record in lines(path):
             about = identity(record, key)
             if found.setdefault(about, record) != record:
-                raise ValueError(f"{path} has another result than the other files for {about}: keep one of them")
+                raise ValueError(
+                    f"{path} has another result than the other files for {about}: keep one of them"
+                )
     return list(found.values())
 
 
 class Results:
-    """The file that a run writes, NAME.jsonl in a folder, or NAME.I-of-N.jsonl for one of several shards; nothing is written twice.
+    """The file that a run writes, NAME.jsonl in a folder, or NAME.I-of-N.jsonl for one of several
+    shards; nothing is written twice.
 
     key: the fields that say what a record is about.
     """
 
-    def __init__(self, folder: Path, name: str, key: Sequence[str], shard: tuple[int, int] = (1, 1)) -> None:
-        self.folder, self.name, self.key = folder, name, tuple(key)
+    def __init__(
+        self, folder: Path, name: str, key: Sequence[str], shard: tuple[int, int] = (1, 1)
+    ) -> None:
+        self.folder = folder
+        self.name = name
+        self.key = tuple(key)
         folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / (f"{name}.jsonl" if shard[1] == 1 else f"{name}.{shard[0]}-of-{shard[1]}.jsonl")
+        self.path = folder / (
+            f"{name}.jsonl" if shard[1] == 1 else f"{name}.{shard[0]}-of-{shard[1]}.jsonl"
+        )
         if self.path.exists():
             self._drop_torn_end()
         self.done = {identity(record, self.key) for record in read(folder, name, self.key)}
@@ -71,14 +83,18 @@ class Results:
         self.done |= {identity(record, self.key) for record in new}
 
     def settle(self, order: Iterable[Record]) -> None:
-        """Put this file's records in the order of the plan, whatever order they came in; what the plan does not know stays behind them."""
+        """Put this file's records in the order of the plan, whatever order they came in; what the
+        plan does not know stays behind them."""
         if not self.path.exists():
             return
         place = {identity(record, self.key): number for number, record in enumerate(order)}
         found = lines(self.path)
         wanted = sorted(found, key=lambda record: place.get(identity(record, self.key), len(place)))
         if wanted != found:
-            write_whole(self.path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in wanted))
+            write_whole(
+                self.path,
+                "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in wanted),
+            )
 
     def all(self) -> list[Record]:
         return read(self.folder, self.name, self.key)

@@ -17,19 +17,29 @@ def task_means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def mean(values: Sequence[float]) -> float | None:
     """None of nothing: what was not measured is no zero."""
-    return float(np.mean(values)) if values else None
+    if values:
+        return float(np.mean(values))
+    return None
 
 
 def paired_difference(
-    first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]], rounds: int = ROUNDS
+    first: Mapping[str, Mapping[str, float]],
+    second: Mapping[str, Mapping[str, float]],
+    rounds: int = ROUNDS,
 ) -> tuple[float, tuple[float, float] | None]:
-    """second - first, as the mean of task means over rows that both have, with a 95 % interval by paired bootstrap.
+    """second - first, as the mean of task means over rows that both have, with a 95 % interval by
+    paired bootstrap.
 
-    Rows are drawn anew within each task, the same ones for both methods. The random numbers depend on the tasks only, so the interval is
-    repeatable; there is none where a task has a single row, which tells nothing of its chance. ValueError if they share no row.
+    Rows are drawn anew within each task, the same ones for both methods. The random numbers depend
+    on the tasks only, so the interval is repeatable; there is none where a task has a single row,
+    which tells nothing of its chance. ValueError if they share no row.
     """
     shared = {task: sorted(set(first[task]) & set(second.get(task, {}))) for task in sorted(first)}
-    gaps = {task: [second[task][row] - first[task][row] for row in rows] for task, rows in shared.items() if rows}
+    gaps = {
+        task: [second[task][row] - first[task][row] for row in rows]
+        for task, rows in shared.items()
+        if rows
+    }
     if not gaps:
         raise ValueError("the two methods have no row in common, so there is nothing to compare")
     gap = float(np.mean([np.mean(rows) for rows in gaps.values()]))
@@ -48,7 +58,8 @@ def paired_difference(
 def share_interval(right: int, count: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share, 0 .. 1: honest also at 0 of 8 and 8 of 8."""
     z = 1.96
-    share, scale = right / count, 1 + z * z / count
+    share = right / count
+    scale = 1 + z * z / count
     middle = (share + z * z / (2 * count)) / scale
     half = z * np.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / scale
     return float(max(0.0, middle - half)), float(min(1.0, middle + half))

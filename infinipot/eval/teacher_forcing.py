@@ -1,4 +1,5 @@
-"""What an evaluation does with a session: read ids, ask, and see how surely the right answer would come."""
+"""What an evaluation does with a session: read ids, ask, and see how surely the right answer would
+come."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import fragment
 
 
-def open_session(replica: Replica, config: PotConfig, *, system: str | None = None, template: bool = True) -> Session:
+def open_session(
+    replica: Replica, config: PotConfig, *, system: str | None = None, template: bool = True
+) -> Session:
     return Session(replica.host, replica.tokenizer, config, system=system, template=template)
 
 
@@ -23,7 +26,9 @@ def head_tokens(replica: Replica, system: str | None = None) -> int:
     return len(Dialogue(replica.tokenizer, system, True).head())
 
 
-def question_ids(replica: Replica, question: str, prefix: str = "", system: str | None = None) -> list[int]:
+def question_ids(
+    replica: Replica, question: str, prefix: str = "", system: str | None = None
+) -> list[int]:
     """A question after a text, as `Session.ask` reads it, and the first words of the answer."""
     dialogue = Dialogue(replica.tokenizer, system, True)
     dialogue.in_text = True
@@ -58,10 +63,13 @@ def force(session: Session, prompt: list[int], answer: list[int]) -> Forced:
 
 
 def kept_share(session: Session, start: int, stop: int) -> float:
-    """Share of the tokens at places [start, stop) that are still in the pot, mean over layers and KV heads."""
+    """Share of the tokens at places [start, stop) that are still in the pot, mean over layers and
+    KV heads."""
     wanted = torch.arange(start, stop)
     shares = []
     for layer in session.pot.bounded:
         places = session.pot.described(layer)[0][0].cpu()  # [K, P]
-        shares.append(torch.stack([torch.isin(wanted, head).float().mean() for head in places]).mean())
+        shares.append(
+            torch.stack([torch.isin(wanted, head).float().mean() for head in places]).mean()
+        )
     return float(torch.stack(shares).mean())

@@ -1,4 +1,5 @@
-"""Fused Triton kernels for CUDA devices. Each has a naive twin in plain torch, with which it is compared: `positions.turn`, `novelty`."""
+"""Fused Triton kernels for CUDA devices. Each has a naive twin in plain torch, with which it is
+compared: `positions.turn`, `novelty`."""
 
 from __future__ import annotations
 
@@ -22,19 +23,34 @@ def fits(x: Tensor) -> bool:
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()  # off a GPU Triton's interpreter may run them
+    # off a GPU Triton's interpreter may run them
+    if x.is_cuda:
+        return torch.cuda.device(x.device)
+    return nullcontext()
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
-    """`positions.turn` in one pass. x [B, heads, N, D]; cos, sin [positions, d/2] float32; places [N] int64: row n turns by cos[places[n]]."""
+    """`positions.turn` in one pass. x [B, heads, N, D]; cos, sin [positions, d/2] float32; places
+    [N] int64: row n turns by cos[places[n]]."""
     batch, heads, rows, width = x.shape
     half = cos.shape[-1]
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1:
+        x = x
+    else:
+        x = x.contiguous()
     out = torch.empty((batch, heads, rows, width), dtype=x.dtype, device=x.device)
     if width > 2 * half:
         out[..., 2 * half :] = x[..., 2 * half :]
-    second, step = (1, 2) if style == "interleaved" else (half, 1)
-    tile = 16 if rows > 1 else 1
+    if style == "interleaved":
+        second = 1
+        step = 2
+    else:
+        second = half
+        step = 1
+    if rows > 1:
+        tile = 16
+    else:
+        tile = 1
     padded = 1 << (half - 1).bit_length()
     grid = ((rows + tile - 1) // tile, batch * heads)
     strides = (*x.stride()[:3], *out.stride()[:3])
@@ -42,20 +58,37 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Ten
 
     with _on(x):
         triton.turn[grid](
-            x, out, cos, sin, places, rows, heads, *strides, half, padded, tile, 0, second, step, -1.0 if style == "half_reversed" else 1.0
+            x,
+            out,
+            cos,
+            sin,
+            places,
+            rows,
+            heads,
+            *strides,
+            half,
+            padded,
+            tile,
+            0,
+            second,
+            step,
+            -1.0 if style == "half_reversed" else 1.0,
         )
     return out
 
 
 def add_losses(logits: Tensor, targets: Tensor, start: int, total: Tensor, own: Tensor) -> None:
-    """Add a block of columns to `total` [R] float32 (running log-sum-exp, begun at -inf) and `own` [R] float32 (each target's logit).
+    """Add a block of columns to `total` [R] float32 (running log-sum-exp, begun at -inf) and `own`
+    [R] float32 (each target's logit).
 
     logits: [R, columns], of the ids from `start` on. targets: ids [R] int64.
     """
     from infinipot.kernels import triton
 
     with _on(logits):
-        triton.losses[(logits.shape[0],)](logits, targets, total, own, start, logits.shape[1], logits.stride(0), 4096)
+        triton.losses[(logits.shape[0],)](
+            logits, targets, total, own, start, logits.shape[1], logits.stride(0), 4096
+        )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
@@ -67,7 +100,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
     width = x.shape[-1]
     with _on(x):
         triton.rms_norm[(x.numel() // width,)](
-            x, weight, out, eps, width, kind, 1 << (width - 1).bit_length(), num_warps=4 if width < 2048 else 8
+            x,
+            weight,
+            out,
+            eps,
+            width,
+            kind,
+            1 << (width - 1).bit_length(),
+            num_warps=4 if width < 2048 else 8,
         )
     return out
 
@@ -79,13 +119,22 @@ PART = 128
 def attends(query: Tensor, kv_heads: int) -> bool:
     """Whether `attend` takes these queries [B, H, 1, D]: a head dimension that is a power of two."""
     width = query.shape[-1]
-    return fits(query) and 16 <= width <= 256 and width & (width - 1) == 0 and query.shape[1] % kv_heads == 0
+    return (
+        fits(query)
+        and 16 <= width <= 256
+        and width & (width - 1) == 0
+        and query.shape[1] % kv_heads == 0
+    )
 
 
-def append(key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int) -> None:
-    """Put an entry into each of several pots. key, turned, value: [B, K, 1, D], raw, rotated, and value; slots: [B] where to.
+def append(
+    key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int
+) -> None:
+    """Put an entry into each of several pots. key, turned, value: [B, K, 1, D], raw, rotated, and
+    value; slots: [B] where to.
 
-    places: addresses [3, B] int64 of the pots' raw keys, rotated keys and values, each contiguous [1, K, size, D].
+    places: addresses [3, B] int64 of the pots' raw keys, rotated keys and values, each contiguous
+    [1, K, size, D].
     """
     from infinipot.kernels import triton
 
@@ -93,28 +142,54 @@ def append(key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Te
     key, turned, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, turned, value))
     strides = (stride for x in (key, turned, value) for stride in x.stride()[:2])
     with _on(key):
-        triton.append[(batch, heads)](key, turned, value, places, slots, *strides, size, width, 1 << (width - 1).bit_length())
+        triton.append[(batch, heads)](
+            key, turned, value, places, slots, *strides, size, width, 1 << (width - 1).bit_length()
+        )
 
 
-def attend(query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: int, scaling: float) -> Tensor:
-    """Attention of one new token a pot, in slot slots[b], over its entries up to there. query: rotated, [B, H, 1, D] -> [B, 1, H, D].
+def attend(
+    query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: int, scaling: float
+) -> Tensor:
+    """Attention of one new token a pot, in slot slots[b], over its entries up to there. query:
+    rotated, [B, H, 1, D] -> [B, 1, H, D].
 
-    places: as for `append`. The naive twin is `attention.attention` with the slots not taken masked.
+    places: as for `append`. The naive twin is `attention.attention` with the slots not taken
+    masked.
     """
     from infinipot.kernels import triton
 
     batch, heads, _, width = query.shape
-    query = query if query.stride(-1) == 1 else query.contiguous()
+    if query.stride(-1) == 1:
+        query = query
+    else:
+        query = query.contiguous()
     group = heads // kv_heads
     tile = max(16, 1 << (group - 1).bit_length())
     share = max(PART, -(-size // 64 // 64) * 64)
     parts = -(-size // share)
-    acc = torch.empty(batch * kv_heads * parts * tile, width, dtype=torch.float32, device=query.device)
+    acc = torch.empty(
+        batch * kv_heads * parts * tile, width, dtype=torch.float32, device=query.device
+    )
     peak, total = torch.empty(2, acc.shape[0], dtype=torch.float32, device=query.device)
     out = torch.empty(batch, 1, heads, width, dtype=query.dtype, device=query.device)
     with _on(query):
         triton.attend_part[(batch, kv_heads, parts)](
-            query, places, slots, acc, peak, total, *query.stride()[:2], scaling, size, share, group, tile, width, 64
+            query,
+            places,
+            slots,
+            acc,
+            peak,
+            total,
+            *query.stride()[:2],
+            scaling,
+            size,
+            share,
+            group,
+            tile,
+            width,
+            64,
         )
-        triton.attend_join[(batch, heads)](acc, peak, total, out, parts, group, tile, width, 1 << (parts - 1).bit_length())
+        triton.attend_join[(batch, heads)](
+            acc, peak, total, out, parts, group, tile, width, 1 << (parts - 1).bit_length()
+        )
     return out

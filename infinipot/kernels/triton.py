@@ -30,7 +30,8 @@ def turn(
 ):
     """Rotate a tile of rows of one head: pairs (a, b) stand at first + step*j and second + step*j."""
     n = tl.program_id(0) * tile + tl.arange(0, tile)
-    batch, head = tl.program_id(1) // heads, tl.program_id(1) % heads
+    batch = tl.program_id(1) // heads
+    head = tl.program_id(1) % heads
     j = tl.arange(0, padded)
     inside = (n < rows)[:, None] & (j < half)[None, :]
     place = tl.load(places + n, mask=n < rows, other=0)
@@ -49,7 +50,8 @@ def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, ti
     """One row: log-sum-exp over its columns, and the target's own logit if it is among them."""
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * stride
-    largest, summed = float("-inf"), 0.0
+    largest = float("-inf")
+    summed = 0.0
     for begin in range(0, columns, tile):
         j = begin + tl.arange(0, tile)
         x = tl.load(base + j, mask=j < columns, other=float("-inf")).to(tl.float32)
@@ -67,7 +69,8 @@ def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, ti
 
 @triton.jit
 def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexpr):
-    """One row. kind 0: rounded, then weighed; 1: weighed in float32; 2: weighed in float32 by one more than the weight."""
+    """One row. kind 0: rounded, then weighed; 1: weighed in float32; 2: weighed in float32 by one
+    more than the weight."""
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, padded)
     a = tl.load(x + row * width + j, mask=j < width, other=0.0).to(tl.float32)
@@ -83,9 +86,27 @@ def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexp
 
 
 @triton.jit
-def append(key, turned, value, places, slots, kb, kh, tb, th, vb, vh, size, width: tl.constexpr, padded: tl.constexpr):
-    """Put one entry of one head of one pot into its slot: raw key, rotated key, value. places: addresses [3, B] of the pots' buffers."""
-    row, head, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+def append(
+    key,
+    turned,
+    value,
+    places,
+    slots,
+    kb,
+    kh,
+    tb,
+    th,
+    vb,
+    vh,
+    size,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+):
+    """Put one entry of one head of one pot into its slot: raw key, rotated key, value. places:
+    addresses [3, B] of the pots' buffers."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    rows = tl.num_programs(0)
     j = tl.arange(0, padded)
     kind = tl.pointer_type(key.dtype.element_ty)
     offset = (head * size + tl.load(slots + row)) * width + j
@@ -100,15 +121,25 @@ def append(key, turned, value, places, slots, kb, kh, tb, th, vb, vh, size, widt
 @triton.jit
 def attend_part(query, places, slots, acc, peak, total, qb, qh, scale, size, share,
                 group: tl.constexpr, tile: tl.constexpr, width: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """Attention of one new token's query heads of one KV head over a share of the slots taken, unnormalised."""
-    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    rows, heads, parts = tl.num_programs(0), tl.num_programs(1), tl.num_programs(2)
+    """Attention of one new token's query heads of one KV head over a share of the slots taken,
+    unnormalised."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    rows = tl.num_programs(0)
+    heads = tl.num_programs(1)
+    parts = tl.num_programs(2)
     kind = tl.pointer_type(query.dtype.element_ty)
     keys = tl.load(places + rows + row).to(kind) + head * size * width
     values = tl.load(places + 2 * rows + row).to(kind) + head * size * width
     slot = tl.load(slots + row)
-    g, d = tl.arange(0, tile), tl.arange(0, width)
-    q = tl.load(query + row * qb + (head * group + g[:, None]) * qh + d[None, :], mask=(g < group)[:, None], other=0.0)
+    g = tl.arange(0, tile)
+    d = tl.arange(0, width)
+    q = tl.load(
+        query + row * qb + (head * group + g[:, None]) * qh + d[None, :],
+        mask=(g < group)[:, None],
+        other=0.0,
+    )
     high = tl.full((tile,), float("-inf"), tl.float32)
     summed = tl.zeros((tile,), tl.float32)
     mixed = tl.zeros((tile, width), tl.float32)
@@ -132,10 +163,23 @@ def attend_part(query, places, slots, acc, peak, total, qb, qh, scale, size, sha
 
 
 @triton.jit
-def attend_join(acc, peak, total, out, parts, group: tl.constexpr, tile: tl.constexpr, width: tl.constexpr, padded: tl.constexpr):
+def attend_join(
+    acc,
+    peak,
+    total,
+    out,
+    parts,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    width: tl.constexpr,
+    padded: tl.constexpr,
+):
     """Join the shares of one query head. out: [B, H, D]."""
-    row, head, heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    part, d = tl.arange(0, padded), tl.arange(0, width)
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    heads = tl.num_programs(1)
+    part = tl.arange(0, padded)
+    d = tl.arange(0, width)
     at = ((row * (heads // group) + head // group) * parts + part) * tile + head % group
     high = tl.load(peak + at, mask=part < parts, other=float("-inf"))
     weight = tl.exp(high - tl.max(high, axis=0))

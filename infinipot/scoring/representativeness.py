@@ -10,8 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer turns products of queries and keys into attention: its scale, its tanh cap on the scores, and its learnt extra logit
-    per head [H], which takes its share and is dropped. hidden: entries [start, stop) that are not seen."""
+    """How a layer turns products of queries and keys into attention: its scale, its tanh cap on the
+    scores, and its learnt extra logit per head [H], which takes its share and is dropped. hidden:
+    entries [start, stop) that are not seen."""
 
     scaling: float
     softcap: float | None = None
@@ -20,10 +21,15 @@ class Scoring:
 
 
 def capped(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
-    """Scores of queries [B, H, T, D] for keys [B, K, N, D], both rotated: [B, H, T, N] float32, as the model scales and caps them."""
+    """Scores of queries [B, H, T, D] for keys [B, K, N, D], both rotated: [B, H, T, N] float32, as
+    the model scales and caps them."""
     grouped = queries.float().unflatten(1, (keys.shape[1], -1))  # [B, K, H/K, T, D]
-    scores = torch.einsum("bkgtd,bknd->bkgtn", grouped, keys.float()).flatten(1, 2) * scoring.scaling
-    return scores if scoring.softcap is None else scoring.softcap * torch.tanh(scores / scoring.softcap)
+    scores = (
+        torch.einsum("bkgtd,bknd->bkgtn", grouped, keys.float()).flatten(1, 2) * scoring.scaling
+    )
+    if scoring.softcap is None:
+        return scores
+    return scoring.softcap * torch.tanh(scores / scoring.softcap)
 
 
 def weigh(scores: Tensor, scoring: Scoring) -> Tensor:
@@ -35,9 +41,11 @@ def weigh(scores: Tensor, scoring: Scoring) -> Tensor:
 
 
 def causal_softmax(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of the last T positions over all N, [B, H, T, N] float32, exactly as the model would compute it.
+    """Attention of the last T positions over all N, [B, H, T, N] float32, exactly as the model
+    would compute it.
 
-    queries [B, H, T, D] and keys [B, K, N, D] are rotated; the T rows are the last T of the N entries.
+    queries [B, H, T, D] and keys [B, K, N, D] are rotated; the T rows are the last T of the N
+    entries.
     """
     scores = capped(queries, keys, scoring)
     rows, entries = scores.shape[-2:]
@@ -47,21 +55,24 @@ def causal_softmax(queries: Tensor, keys: Tensor, scoring: Scoring) -> Tensor:
 
 
 def contrasted(catalyst: Tensor, contrast: Tensor) -> Tensor:
-    """Ids [1, |P|] and those of a contrast [1, n] as [2, |P|]: as many rows of both, the latter repeated and cut, so that they compare."""
+    """Ids [1, |P|] and those of a contrast [1, n] as [2, |P|]: as many rows of both, the latter
+    repeated and cut, so that they compare."""
     return torch.cat((catalyst, contrast.repeat(1, catalyst.shape[1])[:, -catalyst.shape[1] :]))
 
 
 def representativeness(attention: Tensor) -> Tensor:
     """Eq. 2: what each entry receives from the catalyst, [B, H, P].
 
-    attention: the catalyst's rows [B, H, |P|, P + |P|]; its own columns are left out, its rows are summed.
+    attention: the catalyst's rows [B, H, |P|, P + |P|]; its own columns are left out, its rows are
+    summed.
     """
     catalyst = attention.shape[-2]
     return attention[..., :-catalyst].sum(dim=-2)
 
 
 def received(queries: Tensor, keys: Tensor, scoring: Scoring, rows: int = 64) -> Tensor:
-    """What each of the N entries receives from the last T of them together, [B, H, N] float32; never more than `rows` rows at a time."""
+    """What each of the N entries receives from the last T of them together, [B, H, N] float32;
+    never more than `rows` rows at a time."""
     total = torch.zeros(*queries.shape[:2], keys.shape[2], device=keys.device)
     before = keys.shape[2] - queries.shape[2]
     for start in range(0, queries.shape[2], rows):

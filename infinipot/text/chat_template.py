@@ -1,4 +1,5 @@
-"""What stands around texts, questions and answers: the chat template, cut into pieces and turned into ids."""
+"""What stands around texts, questions and answers: the chat template, cut into pieces and turned
+into ids."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.text.tokens import fragment
 
-USER_1, ANSWER, USER_2 = "First-User-Text", "Answer-Text", "Second-User-Text"
+USER_1 = "First-User-Text"
+ANSWER = "Answer-Text"
+USER_2 = "Second-User-Text"
 PADDED = f"\t{USER_2}\t"
 """Shows whether white space around what users write is kept."""
 
@@ -34,21 +37,35 @@ class Template:
 def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
     """Cut the tokenizer's own chat template at the places where texts stand.
 
-    Without a chat template the head is the beginning-of-text token, if the tokenizer adds one, and empty lines part text, question and answer.
+    Without a chat template the head is the beginning-of-text token, if the tokenizer adds one, and
+    empty lines part text, question and answer.
     """
     if not tokenizer.chat_template:
         if system is not None:
-            raise ValueError("system is given, but this tokenizer has no chat template to put it in: put it into the text instead")
+            raise ValueError(
+                "system is given, but this tokenizer has no chat template to put it in: put it into the text instead"
+            )
         ids = tokenizer("a").input_ids
         starts = bool(ids) and ids[0] == tokenizer.bos_token_id
-        return Template(head=str(tokenizer.bos_token) if starts else "", ask="\n", turn="\n\n", gap="\n\n")
-    messages = [{"role": "user", "content": USER_1}, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": PADDED}]
+        return Template(
+            head=str(tokenizer.bos_token) if starts else "", ask="\n", turn="\n\n", gap="\n\n"
+        )
+    messages = [
+        {"role": "user", "content": USER_1},
+        {"role": "assistant", "content": ANSWER},
+        {"role": "user", "content": PADDED},
+    ]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        text = str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
     except TemplateError as problem:
-        what = "a conversation (pass template=False)" if system is None else "a system prompt (put it into the text instead)"
+        if system is None:
+            what = "a conversation (pass template=False)"
+        else:
+            what = "a system prompt (put it into the text instead)"
         raise ValueError(f"the tokenizer's chat template refuses {what}: {problem}") from problem
     strips = PADDED not in text
     text = text.replace(PADDED, USER_2)
@@ -56,21 +73,32 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
     _, answer, rest = rest.partition(ANSWER)
     turn, user_2, ask = rest.partition(USER_2)
     if not (user_1 and answer and user_2):
-        raise ValueError("the tokenizer's chat template changes what users write, so texts cannot be placed in it; pass template=False")
+        raise ValueError(
+            "the tokenizer's chat template changes what users write, so texts cannot be placed in it; pass template=False"
+        )
     if system is not None and system.strip() not in head:
-        raise ValueError("the tokenizer's chat template drops the system prompt: put it into the text instead")
+        raise ValueError(
+            "the tokenizer's chat template drops the system prompt: put it into the text instead"
+        )
     return Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips)
 
 
 class Dialogue:
     """Where in the conversation a session stands, and the ids that come next.
 
-    tokenizer None or templated False: texts and questions are read as they are, with nothing around them.
+    tokenizer None or templated False: texts and questions are read as they are, with nothing around
+    them.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, system: str | None, templated: bool) -> None:
-        self.tokenizer, self.templated = tokenizer, templated
-        self.template = template_of(tokenizer, system) if templated and tokenizer is not None else Template()
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, system: str | None, templated: bool
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.templated = templated
+        if templated and tokenizer is not None:
+            self.template = template_of(tokenizer, system)
+        else:
+            self.template = Template()
         self.in_text = False
         """Whether this turn's text has begun, so that a question needs a gap before it."""
         self.answered = False
@@ -81,23 +109,33 @@ class Dialogue:
         if not text:
             return []
         if self.tokenizer is None:
-            raise ValueError(f"a text is given ({text[:30]!r}), but the session has no tokenizer: pass one, or token ids")
+            raise ValueError(
+                f"a text is given ({text[:30]!r}), but the session has no tokenizer: pass one, or token ids"
+            )
         return fragment(self.tokenizer, text)
 
     def head(self) -> list[int]:
         """What stands before everything else."""
         text = self.template.head.rstrip(" ")
-        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text and self.tokenizer is not None else []
+        if text and self.tokenizer is not None:
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return []
 
     def opening(self) -> list[int]:
         """What leads from an answer to the next text; nothing elsewhere."""
-        return self.ids(self.template.turn.rstrip(" ")) if self.answered else []
+        if self.answered:
+            return self.ids(self.template.turn.rstrip(" "))
+        return []
 
     def place(self) -> tuple[str, str]:
-        """What the next text stands behind, and the spaces that it begins with: a tokenizer takes them together with its first word."""
+        """What the next text stands behind, and the spaces that it begins with: a tokenizer takes
+        them together with its first word."""
         if self.in_text:
             return "\n", ""
-        whole = self.template.turn if self.answered else self.template.head
+        if self.answered:
+            whole = self.template.turn
+        else:
+            whole = self.template.head
         before = whole.rstrip(" ")
         return before or "\n", whole[len(before) :]
 
@@ -105,22 +143,41 @@ class Dialogue:
         """What a question stands behind, and its own text with what leads to it."""
         before, spaces = self.place()
         if self.template.strips:
-            question = question.rstrip() if self.in_text else question.strip()
-        return before, (self.template.gap if self.in_text else spaces) + question if question else ""
+            if self.in_text:
+                question = question.rstrip()
+            else:
+                question = question.strip()
+        return before, (
+            self.template.gap if self.in_text else spaces
+        ) + question if question else ""
 
     def question(self, question: str | list[int] | None) -> list[int]:
         """From what was read to where the answer begins. Ids are taken as they are."""
         if isinstance(question, list):
             return question
         before, question = self.asked(question or "")
-        asked = fragment(self.tokenizer, question, before) if self.tokenizer is not None and question else self.ids(question)
+        if self.tokenizer is not None and question:
+            asked = fragment(self.tokenizer, question, before)
+        else:
+            asked = self.ids(question)
         return self.opening() + asked + self.ids(self.template.ask)
 
     def catalyst(self, prompt: str | list[int]) -> list[int]:
         """The catalyst as a question about the text: a well-formed end of the user's turn."""
-        return prompt if isinstance(prompt, list) else self.ids((self.template.gap or "\n\n") + prompt) + self.ids(self.template.ask or "\n")
+        if isinstance(prompt, list):
+            return prompt
+        return self.ids((self.template.gap or "\n\n") + prompt) + self.ids(
+            self.template.ask or "\n"
+        )
 
     def ends(self) -> set[int]:
         """The special token with which the template closes an answer, if it has one."""
-        first, known = self.ids(self.template.turn)[:1], cast(PreTrainedTokenizerBase, self.tokenizer)  # without one there is no first
-        return {i for i in first if i in known.all_special_ids or (i in known.added_tokens_decoder and known.added_tokens_decoder[i].special)}
+        # without one there is no first
+        first = self.ids(self.template.turn)[:1]
+        known = cast(PreTrainedTokenizerBase, self.tokenizer)
+        return {
+            i
+            for i in first
+            if i in known.all_special_ids
+            or (i in known.added_tokens_decoder and known.added_tokens_decoder[i].special)
+        }

@@ -1,4 +1,5 @@
-"""Long dependencies: a chain of statements, far apart in a long text, each of which leads to the one before (the paper's open question 2)."""
+"""Long dependencies: a chain of statements, far apart in a long text, each of which leads to the
+one before (the paper's open question 2)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,18 @@ from infinipot.eval.teacher_forcing import force, open_session, question_ids
 from infinipot.text.tokens import fragment
 
 NAME = "hops"
-KEY = ("model", "dtype", "method", "question", "options", "haystack", "length", "hops", "trial", "seed")
+KEY = (
+    "model",
+    "dtype",
+    "method",
+    "question",
+    "options",
+    "haystack",
+    "length",
+    "hops",
+    "trial",
+    "seed",
+)
 LONGEST = len(NAMES) // 2 - 1
 
 
@@ -34,15 +46,19 @@ class Chain:
 
 
 def chain(people: Sequence[str], number: str) -> Chain:
-    links = [f"The code of {other} is the same as the code of {one}." for one, other in pairwise(people)]
+    links = [
+        f"The code of {other} is the same as the code of {one}." for one, other in pairwise(people)
+    ]
     return Chain(number, [f"The code of {people[0]} is {number}.", *links], people[-1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """One text with a chain and a second one that leads elsewhere, read by one method, asked for the code at the chain's end.
+    """One text with a chain and a second one that leads elsewhere, read by one method, asked for
+    the code at the chain's end.
 
-    hops: links from the person asked for to the one whose code is given; 0 is a needle. The statements are spread evenly over the text.
+    hops: links from the person asked for to the one whose code is given; 0 is a needle. The
+    statements are spread evenly over the text.
     """
 
     model: Model
@@ -74,7 +90,9 @@ class Tracking:
         ]
 
     def chains(self) -> tuple[Chain, Chain, random.Random]:
-        chance = random.Random(f"hops {self.seed} {Path(self.haystack).name} {self.length} {self.hops} {self.trial}")
+        chance = random.Random(
+            f"hops {self.seed} {Path(self.haystack).name} {self.length} {self.hops} {self.trial}"
+        )
         people = chance.sample(NAMES, 2 * (self.hops + 1))
         first, second = (str(number) for number in chance.sample(range(10000, 100000), 2))
         return chain(people[: self.hops + 1], first), chain(people[self.hops + 1 :], second), chance
@@ -89,7 +107,11 @@ class Tracking:
         session = open_session(replica, self.method.config)
         session.append(stack.ids, question=asked if self.method.aware else None)
         answer = session.ask(asked, max_tokens=self.max_tokens)
-        forced = force(session, question_ids(replica, asked, f"The code of {right.last} is"), fragment(replica.tokenizer, " " + right.number))
+        forced = force(
+            session,
+            question_ids(replica, asked, f"The code of {right.last} is"),
+            fragment(replica.tokenizer, " " + right.number),
+        )
         stats = session.stats
         outcome: dict[str, Any] = {
             "number": right.number,
@@ -106,13 +128,28 @@ class Tracking:
 
 
 def plan(
-    model: Model, methods: Iterable[Method], *, haystack: str, lengths: Sequence[int], hops: Sequence[int], trials: int, **more: Any
+    model: Model,
+    methods: Iterable[Method],
+    *,
+    haystack: str,
+    lengths: Sequence[int],
+    hops: Sequence[int],
+    trials: int,
+    **more: Any,
 ) -> list[Tracking]:
     too_many = [count for count in hops if not 0 <= count <= LONGEST]
     if too_many:
         raise ValueError(f"hops={too_many[0]} is not allowed: it must be between 0 and {LONGEST}")
     return [
-        Tracking(model=model, method=method, haystack=haystack, length=length, hops=count, trial=trial, **more)
+        Tracking(
+            model=model,
+            method=method,
+            haystack=haystack,
+            length=length,
+            hops=count,
+            trial=trial,
+            **more,
+        )
         for length in sorted(lengths)
         for trial in range(trials)
         for count in sorted(hops)
@@ -121,13 +158,21 @@ def plan(
 
 
 def table(records: Sequence[Record]) -> str:
-    """Methods and hops down, lengths across: right answers in %, with the distillations between two statements."""
-    named, lengths = names(records), sorted({record["length"] for record in records})
+    """Methods and hops down, lengths across: right answers in %, with the distillations between two
+    statements."""
+    named = names(records)
+    lengths = sorted({record["length"] for record in records})
     cells: dict[tuple[str, int], dict[int, list[Record]]] = {}
     for record in records:
-        cells.setdefault((named[name_key(record)], record["hops"]), {}).setdefault(record["length"], []).append(record)
+        cells.setdefault((named[name_key(record)], record["hops"]), {}).setdefault(
+            record["length"], []
+        ).append(record)
     rows = [
-        [f"{name}, {hops} hop{'s' * (hops != 1)}", *[_cell(some.get(length, [])) for length in lengths]] for (name, hops), some in cells.items()
+        [
+            f"{name}, {hops} hop{'s' * (hops != 1)}",
+            *[_cell(some.get(length, [])) for length in lengths],
+        ]
+        for (name, hops), some in cells.items()
     ]
     return markdown(["right, % (cycles between)", *[tokens(length) for length in lengths]], rows)
 
@@ -145,13 +190,28 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     points: dict[str, dict[tuple[int, int], list[Record]]] = {}
     for record in records:
         name = f"{named[name_key(record)]}, {record['hops']} hop{'s' * (record['hops'] != 1)}"
-        points.setdefault(name, {}).setdefault((record["length"], record["hops"]), []).append(record)
+        points.setdefault(name, {}).setdefault((record["length"], record["hops"]), []).append(
+            record
+        )
     series = {
-        name: sorted((sum(r["between"] for r in some) / len(some), 100 * sum(r["right"] for r in some) / len(some)) for some in cells.values())
+        name: sorted(
+            (
+                sum(r["between"] for r in some) / len(some),
+                100 * sum(r["right"] for r in some) / len(some),
+            )
+            for some in cells.values()
+        )
         for name, cells in points.items()
     }
     text = f"codes along a chain · {', '.join(sorted({record['model'] for record in records}))}"
-    files = charts.curves(series, title=text, across="distillations between two statements", up="right, %", path=folder / "hops", floor=0)
+    files = charts.curves(
+        series,
+        title=text,
+        across="distillations between two statements",
+        up="right, %",
+        path=folder / "hops",
+        floor=0,
+    )
     whole = f"{text}\n\n{table(records)}"
     (folder / "hops.md").write_text(whole, "utf-8")
     return whole, [*files, folder / "hops.md"]

@@ -30,7 +30,8 @@ PARTS = 20
 
 @dataclass(frozen=True)
 class Whole:
-    """What the model sees that has read everything: attention of its first answer token [L, K, N], and each token's novelty [N]."""
+    """What the model sees that has read everything: attention of its first answer token [L, K, N],
+    and each token's novelty [N]."""
 
     prompt: Prompt
     template: bool
@@ -70,37 +71,50 @@ class KeptUnit:
         return f"{self.row.task} {self.row.number + 1} · {self.method.label}"
 
     def keys(self) -> list[Record]:
-        shared = {**self.model.about, "method": self.method.label, "question": self.method.question, "options": self.method.options}
+        shared = {
+            **self.model.about,
+            "method": self.method.label,
+            "question": self.method.question,
+            "options": self.method.options,
+        }
         return [{**shared, "task": self.row.task, "id": self.row.id}]
 
     def run(self, replica: Replica) -> list[Record]:
-        template, config = tasks()[self.row.task].chat, self.method.config
-        prompt = prompt_ids(replica.tokenizer, self.row, max(1, (config.pot_size - config.survivors) // 2))
+        template = tasks()[self.row.task].chat
+        config = self.method.config
+        prompt = prompt_ids(
+            replica.tokenizer, self.row, max(1, (config.pot_size - config.survivors) // 2)
+        )
         seen = whole(replica, prompt, template)
         session = open_session(replica, config, template=template)
         session.append(prompt.text, question=prompt.question if self.method.aware else None)
         kept = kept_places(session, seen.attention.shape[-1])
         free = slice(session.pot.pinned, None)
-        hits, best = overlap(kept[..., free], seen.attention[..., free]), overlap_mass(kept[..., free], seen.novelty[free])
+        hits = overlap(kept[..., free], seen.attention[..., free])
+        best = overlap_mass(kept[..., free], seen.novelty[free])
         outcome: dict[str, Any] = {
             "hits": [[round(value, 4) for value in heads] for heads in hits.tolist()],
             "chance": round(float(kept[..., free].float().mean()), 4),
             "novelty": round(best, 4),
-            "positions": [[round(value, 4) for value in parts] for parts in positions(kept).tolist()],
+            "positions": [
+                [round(value, 4) for value in parts] for parts in positions(kept).tolist()
+            ],
             "distillations": session.stats.distillations,
         }
         return [{**self.keys()[0], **outcome}]
 
 
 def overlap(kept: Tensor, attention: Tensor) -> Tensor:
-    """Share of the most attended entries that were kept, [L, K]: of as many as were kept. Both [L, K, N]."""
+    """Share of the most attended entries that were kept, [L, K]: of as many as were kept. Both [L,
+    K, N]."""
     counts = kept.sum(dim=-1, keepdim=True)
     ranks = attention.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     return (kept & (ranks < counts)).sum(dim=-1) / counts[..., 0].clamp(min=1)
 
 
 def overlap_mass(kept: Tensor, novelty: Tensor) -> float:
-    """Novelty of the kept entries, as a share of the most that as many could have; mean over layers and heads."""
+    """Novelty of the kept entries, as a share of the most that as many could have; mean over layers
+    and heads."""
     mass = (kept * novelty).sum(dim=-1)
     best = novelty.sort(descending=True).values.cumsum(dim=-1)
     most = best[kept.sum(dim=-1).clamp(min=1) - 1]
@@ -110,19 +124,31 @@ def overlap_mass(kept: Tensor, novelty: Tensor) -> float:
 def positions(kept: Tensor) -> Tensor:
     """How much of each twentieth of the text was kept, [L, 20], mean over heads."""
     edges = np.linspace(0, kept.shape[-1], PARTS + 1).astype(int)
-    shares = [kept[..., a:b].float().mean(dim=(1, 2)) if b > a else torch.zeros(kept.shape[0]) for a, b in pairwise(edges)]
+    shares = [
+        kept[..., a:b].float().mean(dim=(1, 2)) if b > a else torch.zeros(kept.shape[0])
+        for a, b in pairwise(edges)
+    ]
     return torch.stack(shares, dim=1)
 
 
-def plan(model: Model, methods: Iterable[Method], rows: Sequence[Row], limit: int | None) -> list[KeptUnit]:
+def plan(
+    model: Model, methods: Iterable[Method], rows: Sequence[Row], limit: int | None
+) -> list[KeptUnit]:
     """All methods on a row before the next, so that the reading without a bound is done once."""
     for one in methods:
         if one.policy.reads != "pot":
-            raise ValueError(f"policy {one.config.policy!r} distils nothing, so there is nothing to compare")
+            raise ValueError(
+                f"policy {one.config.policy!r} distils nothing, so there is nothing to compare"
+            )
     chosen: dict[str, list[Row]] = {}
     for row in rows:
         chosen.setdefault(row.task, []).append(row)
-    return [KeptUnit(model=model, method=one, row=row) for some in chosen.values() for row in some[:limit] for one in methods]
+    return [
+        KeptUnit(model=model, method=one, row=row)
+        for some in chosen.values()
+        for row in some[:limit]
+        for one in methods
+    ]
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
@@ -131,15 +157,29 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(named[name_key(record)], []).append(record)
-    rows, rates, places = [], {}, {}
+    rows = []
+    rates = {}
+    places = {}
     for name, some in groups.items():
         hits = np.mean([np.mean(record["hits"], axis=1) for record in some], axis=0)
         rates[name] = [(float(layer), 100 * float(value)) for layer, value in enumerate(hits)]
         places[name] = np.mean([record["positions"] for record in some], axis=0).tolist()
-        shares = [100 * float(np.mean([record[what] for record in some])) for what in ("chance", "novelty")]
-        rows.append([name, number(100 * float(hits.mean())), *[number(share) for share in shares], str(len(some))])
+        shares = [
+            100 * float(np.mean([record[what] for record in some]))
+            for what in ("chance", "novelty")
+        ]
+        rows.append(
+            [
+                name,
+                number(100 * float(hits.mean())),
+                *[number(share) for share in shares],
+                str(len(some)),
+            ]
+        )
     title = f"what is kept · {', '.join(sorted({record['model'] for record in records}))}"
-    text = f"{title}\n\n" + markdown(["%", "hit rate", "by chance", "of the most novelty", "rows"], rows)
+    text = f"{title}\n\n" + markdown(
+        ["%", "hit rate", "by chance", "of the most novelty", "rows"], rows
+    )
     files = charts.curves(
         rates,
         title="kept entries among those most attended to without a bound",
@@ -149,7 +189,12 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
         floor=0,
     )
     files += charts.shades(
-        places, title="where entries are kept", across="place in the text", up="layer", legend="share kept", path=folder / "kept-positions"
+        places,
+        title="where entries are kept",
+        across="place in the text",
+        up="layer",
+        legend="share kept",
+        path=folder / "kept-positions",
     )
     (folder / "kept.md").write_text(text, "utf-8")
     return text, [*files, folder / "kept.md"]

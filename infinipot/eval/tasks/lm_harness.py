@@ -17,14 +17,26 @@ from infinipot.eval.tables import markdown, name_key, names, number
 from infinipot.optional import LM, need
 
 NAME = "lm"
-KEY = ("model", "dtype", "method", "question", "options", "task", "fewshot", "limit", "lengths", "chat")
+KEY = (
+    "model",
+    "dtype",
+    "method",
+    "question",
+    "options",
+    "task",
+    "fewshot",
+    "limit",
+    "lengths",
+    "chat",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskUnit:
     """One task (or group of tasks), answered by one method.
 
-    lengths: for RULER, the lengths of its texts. chat: whether the chat template stands around prompts. include: a folder with more tasks.
+    lengths: for RULER, the lengths of its texts. chat: whether the chat template stands around
+    prompts. include: a folder with more tasks.
     """
 
     model: Model
@@ -61,9 +73,15 @@ class TaskUnit:
 
         from infinipot.eval.lm import PotLM
 
-        options = {field.name: getattr(self.method.config, field.name) for field in dataclasses.fields(self.method.config)}
+        options = {
+            field.name: getattr(self.method.config, field.name)
+            for field in dataclasses.fields(self.method.config)
+        }
         model = PotLM(replica.host.model, replica.tokenizer, batch_size=self.batch, **options)
-        metadata = {"tokenizer": tokenizer_folder(replica), **({"max_seq_lengths": list(self.lengths)} if self.lengths else {})}
+        metadata = {
+            "tokenizer": tokenizer_folder(replica),
+            **({"max_seq_lengths": list(self.lengths)} if self.lengths else {}),
+        }
         key = f"tasks {self.include} {self.lengths}"
         if key not in replica.cache:
             replica.cache[key] = loading_once(manager(self.include, metadata))
@@ -71,7 +89,12 @@ class TaskUnit:
             model, tasks=[self.task], num_fewshot=self.fewshot, limit=self.limit, apply_chat_template=self.chat, log_samples=False,
             bootstrap_iters=0, task_manager=replica.cache[key], metadata=metadata,
         )  # fmt: skip
-        return [{**self.keys()[0], "results": {task: measured(values) for task, values in found["results"].items()}}]
+        return [
+            {
+                **self.keys()[0],
+                "results": {task: measured(values) for task, values in found["results"].items()},
+            }
+        ]
 
 
 def tokenizer_folder(replica: Replica) -> str:
@@ -90,13 +113,16 @@ def measured(values: dict[str, Any]) -> dict[str, float]:
 
 
 def manager(include: Path | None, metadata: dict[str, Any] | None = None) -> Any:
-    return need("lm_eval.tasks", "these tasks", LM).TaskManager(include_path=None if include is None else str(include), metadata=metadata)
+    return need("lm_eval.tasks", "these tasks", LM).TaskManager(
+        include_path=None if include is None else str(include), metadata=metadata
+    )
 
 
 def loading_once(manager: Any) -> Any:
-    """The manager, giving the same tasks whenever they are asked for: some that make their texts (ruler_cwe) would make others each time, and
-    methods would be compared on different ones."""
-    load, loaded = manager.load, dict[tuple[str, ...], Any]()
+    """The manager, giving the same tasks whenever they are asked for: some that make their texts
+    (ruler_cwe) would make others each time, and methods would be compared on different ones."""
+    load = manager.load
+    loaded = dict[tuple[str, ...], Any]()
 
     def remembered(tasks: list[str]) -> Any:
         if tuple(tasks) not in loaded:
@@ -117,11 +143,19 @@ def check(tasks: Sequence[str], include: Path | None) -> None:
     known = known_tasks(include)
     wrong = [task for task in tasks if task not in known]
     if wrong:
-        raise ValueError(f"lm-evaluation-harness has no task {', '.join(map(repr, wrong))}; `lm_eval ls tasks` lists what it has")
+        raise ValueError(
+            f"lm-evaluation-harness has no task {', '.join(map(repr, wrong))}; `lm_eval ls tasks` lists what it has"
+        )
 
 
-def plan(model: Model, methods: Iterable[Method], tasks: Sequence[str], **more: Any) -> list[TaskUnit]:
-    return [TaskUnit(model=model, method=method, task=task, **more) for task in tasks for method in methods]
+def plan(
+    model: Model, methods: Iterable[Method], tasks: Sequence[str], **more: Any
+) -> list[TaskUnit]:
+    return [
+        TaskUnit(model=model, method=method, task=task, **more)
+        for task in tasks
+        for method in methods
+    ]
 
 
 def table(records: Sequence[Record]) -> str:
@@ -132,8 +166,16 @@ def table(records: Sequence[Record]) -> str:
     for record in records:
         for task, values in record["results"].items():
             for name, value in values.items():
-                cells.setdefault(f"{task} {name.removesuffix(',none')}", {})[named[name_key(record)]] = value
-    return markdown(["task", *columns], [[name, *[number(row.get(column), 3) for column in columns]] for name, row in cells.items()])
+                cells.setdefault(f"{task} {name.removesuffix(',none')}", {})[
+                    named[name_key(record)]
+                ] = value
+    return markdown(
+        ["task", *columns],
+        [
+            [name, *[number(row.get(column), 3) for column in columns]]
+            for name, row in cells.items()
+        ],
+    )
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:

@@ -13,12 +13,31 @@ from infinipot.eval.methods import Method
 from infinipot.eval.results import Record
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.haystack import Needle, hide, needles
-from infinipot.eval.teacher_forcing import force, head_tokens, kept_share, open_session, question_ids
+from infinipot.eval.teacher_forcing import (
+    force,
+    head_tokens,
+    kept_share,
+    open_session,
+    question_ids,
+)
 from infinipot.policies import POLICIES
 from infinipot.text.tokens import fragment
 
 NAME = "needle"
-KEY = ("model", "dtype", "method", "question", "options", "haystack", "kind", "system", "length", "depth", "trial", "seed")
+KEY = (
+    "model",
+    "dtype",
+    "method",
+    "question",
+    "options",
+    "haystack",
+    "kind",
+    "system",
+    "length",
+    "depth",
+    "trial",
+    "seed",
+)
 
 
 def found(key: str, answer: str) -> bool:
@@ -29,10 +48,11 @@ def found(key: str, answer: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One haystack, read once by one method; each of its needles is asked for, and the pot is the same for every question.
+    """One haystack, read once by one method; each of its needles is asked for, and the pot is the
+    same for every question.
 
-    length: tokens of the text. depths: where its needles stand, 0 .. 1: one, or several for kind `multi`. The text depends on all but the
-    method, so methods are compared on the same texts.
+    length: tokens of the text. depths: where its needles stand, 0 .. 1: one, or several for kind
+    `multi`. The text depends on all but the method, so methods are compared on the same texts.
     """
 
     model: Model
@@ -49,7 +69,9 @@ class Reading:
     @property
     def title(self) -> str:
         depths = ", ".join(f"{depth:g}" for depth in self.depths)
-        return f"{self.method.label} · {self.length:,} tokens, depth {depths}, trial {self.trial + 1}"
+        return (
+            f"{self.method.label} · {self.length:,} tokens, depth {depths}, trial {self.trial + 1}"
+        )
 
     def keys(self) -> list[Record]:
         shared = {
@@ -62,16 +84,23 @@ class Reading:
             "system": self.system,
             "length": self.length,
         }
-        return [{**shared, "depth": depth, "trial": self.trial, "seed": self.seed} for depth in self.depths]
+        return [
+            {**shared, "depth": depth, "trial": self.trial, "seed": self.seed}
+            for depth in self.depths
+        ]
 
     def hidden(self) -> tuple[list[Needle], random.Random]:
         place = Path(self.haystack).name  # wherever the folder lies
-        chance = random.Random(f"{self.seed} {place} {self.kind} {self.length} {self.depths} {self.trial}")
+        chance = random.Random(
+            f"{self.seed} {place} {self.kind} {self.length} {self.depths} {self.trial}"
+        )
         return needles(self.kind, len(self.depths), chance), chance
 
     def run(self, replica: Replica) -> list[Record]:
         hidden, chance = self.hidden()
-        placed = [(depth, needle.statement) for depth, needle in zip(self.depths, hidden, strict=True)]
+        placed = [
+            (depth, needle.statement) for depth, needle in zip(self.depths, hidden, strict=True)
+        ]
         stack = hide(replica, self.haystack, self.length, placed, chance)
         session = open_session(replica, self.method.config, system=self.system)
         asked = " ".join(needle.question for needle in hidden)
@@ -89,7 +118,9 @@ class Reading:
                 "right": found(needle.key, answer),
                 "forced": all(forced.first),
                 "loss": round(forced.loss, 4),
-                "kept": None if unread else round(kept_share(session, before + start, before + stop), 4),
+                "kept": None
+                if unread
+                else round(kept_share(session, before + start, before + stop), 4),
                 "tokens_read": session.stats.tokens_read,
                 "distillations": session.stats.distillations,
                 "peak_entries": session.stats.peak_entries,
@@ -99,12 +130,33 @@ class Reading:
 
 
 def plan(
-    model: Model, methods: Iterable[Method], *, haystack: str, kind: str, lengths: list[int], depths: list[float], trials: int, **more: Any
+    model: Model,
+    methods: Iterable[Method],
+    *,
+    haystack: str,
+    kind: str,
+    lengths: list[int],
+    depths: list[float],
+    trials: int,
+    **more: Any,
 ) -> list[Reading]:
-    """Every haystack for every method: short ones first, all methods on one before the next, so that what is done by then can be compared."""
-    places = [tuple(sorted(depths))] if kind == "multi" else [(depth,) for depth in sorted(depths)]
+    """Every haystack for every method: short ones first, all methods on one before the next, so
+    that what is done by then can be compared."""
+    if kind == "multi":
+        places = [tuple(sorted(depths))]
+    else:
+        places = [(depth,) for depth in sorted(depths)]
     return [
-        Reading(model=model, method=method, haystack=haystack, kind=kind, length=length, depths=place, trial=trial, **more)
+        Reading(
+            model=model,
+            method=method,
+            haystack=haystack,
+            kind=kind,
+            length=length,
+            depths=place,
+            trial=trial,
+            **more,
+        )
         for length in sorted(lengths)
         for trial in range(trials)
         for place in places

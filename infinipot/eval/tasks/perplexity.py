@@ -27,7 +27,11 @@ BLOCK = 1 << 16
 
 def pieces(path: Path) -> Iterator[str]:
     """A text file, also .gz, in blocks: it is never held whole."""
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # noqa: SIM115
+    # noqa: SIM115
+    if path.suffix == ".gz":
+        opened = gzip.open(path, "rb")
+    else:
+        opened = path.open("rb")
     with io.TextIOWrapper(opened, encoding="utf-8") as file:  # type: ignore[arg-type]
         try:
             while block := file.read(BLOCK):
@@ -38,7 +42,8 @@ def pieces(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """One text, read once by one method. count: tokens that are read, None for all. every: tokens over which losses are averaged."""
+    """One text, read once by one method. count: tokens that are read, None for all. every: tokens
+    over which losses are averaged."""
 
     model: Model
     method: Method
@@ -84,7 +89,10 @@ class Stream:
                     counts[place] += 1
                 seen += 1
 
-        left = math.inf if self.count is None else self.count
+        if self.count is None:
+            left = math.inf
+        else:
+            left = self.count
         if begin := replica.tokenizer.encode("", add_special_tokens=True)[:1]:
             session.append(begin, progress=note)
         for ids in encode(replica.tokenizer, pieces(self.path)):
@@ -105,11 +113,19 @@ class Stream:
         return [{**self.keys()[0], **outcome}]
 
 
-def plan(model: Model, methods: Iterable[Method], paths: Sequence[Path], count: int | None, every: int) -> list[Stream]:
+def plan(
+    model: Model, methods: Iterable[Method], paths: Sequence[Path], count: int | None, every: int
+) -> list[Stream]:
     for method in methods:
         if POLICIES[method.config.policy].reads == "ends":
-            raise ValueError(f"policy {method.config.policy!r} leaves out most of a text, so it predicts none of it: compare with streaming")
-    return [Stream(model=model, method=method, path=path, count=count, every=every) for path in paths for method in methods]
+            raise ValueError(
+                f"policy {method.config.policy!r} leaves out most of a text, so it predicts none of it: compare with streaming"
+            )
+    return [
+        Stream(model=model, method=method, path=path, count=count, every=every)
+        for path in paths
+        for method in methods
+    ]
 
 
 def table(records: Sequence[Record]) -> str:
@@ -120,24 +136,57 @@ def table(records: Sequence[Record]) -> str:
         losses = record["losses"]
         cuts = [len(losses) * n // 4 for n in range(5)]
         quarters = [mean(losses[a:b]) for a, b in pairwise(cuts)]
-        shown = [number(None if loss is None else math.exp(loss), 2) for loss in (record["loss"], *quarters)]
+        shown = [
+            number(None if loss is None else math.exp(loss), 2)
+            for loss in (record["loss"], *quarters)
+        ]
         lines.append(
-            [named[name_key(record)], *shown, f"{record['tokens_read']:,}", f"{record['distillations']:,}", f"{record['peak_entries']:,}"]
+            [
+                named[name_key(record)],
+                *shown,
+                f"{record['tokens_read']:,}",
+                f"{record['distillations']:,}",
+                f"{record['peak_entries']:,}",
+            ]
         )
-    return markdown(["perplexity", "all", "1st quarter", "2nd", "3rd", "4th", "tokens", "distillations", "peak entries"], lines)
+    return markdown(
+        [
+            "perplexity",
+            "all",
+            "1st quarter",
+            "2nd",
+            "3rd",
+            "4th",
+            "tokens",
+            "distillations",
+            "peak entries",
+        ],
+        lines,
+    )
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     """A table and a figure for each text."""
-    texts, files = [], []
-    for text in dict.fromkeys((record["text"], record["tokens"], record["every"]) for record in records):
-        some = [record for record in records if (record["text"], record["tokens"], record["every"]) == text]
+    texts = []
+    files = []
+    for text in dict.fromkeys(
+        (record["text"], record["tokens"], record["every"]) for record in records
+    ):
+        some = [
+            record
+            for record in records
+            if (record["text"], record["tokens"], record["every"]) == text
+        ]
         title = f"{text[0]} · {', '.join(sorted({record['model'] for record in some}))}"
         texts.append(f"{title}\n\n{table(some)}")
         named = names(some)
         curves = {named[name_key(record)]: smoothed(record["losses"], text[2]) for record in some}
-        stem = f"perplexity-{Path(text[0]).stem.removesuffix('.txt')}" + (f"-{tokens(text[1])}" if text[1] else "").replace(",", "")
-        files += charts.curves(curves, title=title, across="tokens read", up="perplexity", path=folder / stem)
+        stem = f"perplexity-{Path(text[0]).stem.removesuffix('.txt')}" + (
+            f"-{tokens(text[1])}" if text[1] else ""
+        ).replace(",", "")
+        files += charts.curves(
+            curves, title=title, across="tokens read", up="perplexity", path=folder / stem
+        )
     whole = "\n\n".join(texts)
     (folder / "perplexity.md").write_text(whole, "utf-8")
     return whole, [*files, folder / "perplexity.md"]
@@ -147,4 +196,7 @@ def smoothed(losses: Sequence[float], every: int, points: int = 60) -> list[tupl
     """(tokens, perplexity) at most so many times: neighbouring windows are averaged."""
     step = max(1, math.ceil(len(losses) / points))
     groups = [losses[n : n + step] for n in range(0, len(losses), step)]
-    return [((n + 0.5) * step * every, math.exp(sum(group) / len(group))) for n, group in enumerate(groups)]
+    return [
+        ((n + 0.5) * step * every, math.exp(sum(group) / len(group)))
+        for n, group in enumerate(groups)
+    ]
