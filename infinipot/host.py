@@ -24,6 +24,11 @@ from infinipot.probe import TOLERANCE, rotations
 from infinipot.together import Rows, Together
 
 
+def out_of_memory(problem: BaseException) -> bool:
+    """torch says it by a class of its own on GPUs, by words on the CPU."""
+    return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(problem)
+
+
 @dataclass(frozen=True)
 class Observer:
     """look: gets a bounded layer's number, the queries just read and the keys of all entries, both as attention uses them: [B, H, T, D],

@@ -16,7 +16,7 @@ from infinipot import files
 from infinipot.answering import Answer, Turn, answer
 from infinipot.catalyst import BEGUN, PRESETS, contrasted
 from infinipot.decoding import Sampler, end_tokens
-from infinipot.host import Host
+from infinipot.host import Host, out_of_memory
 from infinipot.options import PotConfig, Sampling
 from infinipot.pot import Pot
 from infinipot.reader import Progress, Reader, Stats
@@ -274,6 +274,11 @@ class Session:
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])
             reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
-        except (KeyError, TypeError, IndexError, RuntimeError) as problem:
+            reader.pot.check()
+        except files.PotFileError:
+            raise
+        except Exception as problem:  # a file may say anything
+            if out_of_memory(problem):
+                raise
             raise files.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
         return session

@@ -139,7 +139,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "save_file", full_disk)
+        patch.setattr(files, "put", full_disk)
         with pytest.raises(PotFileError, match="No space left"):
             session.save(path)
     assert path.read_bytes() == before

@@ -146,6 +146,7 @@ class Serving:
                 top=(body.top_logprobs or 0) if body.logprobs else None,
                 pot=body.pot,
                 label=body.session,
+                salt=body.cache_salt or "",
             ),
             mailbox,
         )
@@ -176,7 +177,7 @@ class Serving:
                     config, prompt, sampling, engine.words, mailbox.send, host=engine.host, silent=body.max_tokens == 0, **given
                 )
             else:
-                given |= {"pot": body.pot, "label": body.session, "kept": body.session is not None}
+                given |= {"pot": body.pot, "label": body.session, "kept": body.session is not None, "salt": body.cache_salt or ""}
                 work = Answering(config, prompt, sampling, engine.words, mailbox.send, **given)
             works.append((work, mailbox))
         return works
