@@ -105,8 +105,7 @@ class Pots:
         try:
             return header_of(path)
         except PotFileError as problem:
-            self.engine.seats.trouble(problem)
-            raise
+            raise self.engine.seats.told(problem) from None
 
     def watch(self, name: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Be told what the pot keeps while it is being filled. Returns how it is now."""
@@ -140,8 +139,7 @@ class Pots:
             try:
                 size = future.result()
             except Exception as problem:
-                self.engine.seats.trouble(problem)
-                raise
+                raise self.engine.seats.told(problem) from None
             if held is not None:
                 self.shelf.written(held, path)
             return {"name": name, "object": "pot", "state": "saved", "file_bytes": size}
@@ -159,9 +157,8 @@ class Pots:
             self.shelf.coming.remove(coming)
             try:
                 held = future.result()
-            except PotFileError as problem:
-                self.engine.seats.trouble(problem)
-                raise
+            except Exception as problem:
+                raise self.engine.seats.told(problem) from None
             if coming.overtaken:
                 raise Refusal(
                     409,

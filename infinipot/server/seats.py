@@ -186,6 +186,12 @@ class Seats:
         self.engine.metrics.disk_failures.inc()
         log.error("%s", problem, exc_info=None if isinstance(problem, (PotFileError, OSError)) else problem)
 
+    def told(self, problem: Exception) -> Refusal:
+        """The same, and what whoever asked for it is told."""
+        if not isinstance(problem, Refusal):
+            self.trouble(problem)
+        return refusal_of(problem)
+
     # ---------------------------------------------------------------- names
 
     def secure(self, held: Held) -> None:
@@ -235,8 +241,7 @@ class Seats:
             try:
                 future.result()
             except Exception as problem:
-                self.trouble(problem)
-                raise
+                raise self.told(problem) from None
             return {"name": name, "object": "pot", "deleted": True}
 
         return self.engine.disk.do(unlink, done)

@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from infinipot.options import PotConfig, Sampling
 from infinipot.policies import POLICIES
 from infinipot.server.answering import Answering
+from infinipot.server.claim import Claim
 from infinipot.server.echoing import Echoing
 from infinipot.server.engine import Engine, Settings
 from infinipot.server.mailbox import Mailbox, ask
@@ -61,12 +62,15 @@ class Serving:
         self._load = load
         self._engine: Engine | None = None
         self._pots: Pots | None = None
+        self._claim: Claim | None = None
 
     def start(self) -> None:
         """Load the model and begin. Returns when that is done; what fails is in `failure`."""
         from infinipot.host import Host
 
         try:
+            if self.settings.pot_dir is not None:
+                self._claim = Claim(self.settings.pot_dir, self.settings.shared)
             model, tokenizer = self._load()
             engine = Engine(Host(model), tokenizer, self.settings, self.metrics)
             engine.start()
@@ -88,6 +92,8 @@ class Serving:
         """End what runs, write what can be written, and return when that is done."""
         if self._engine is not None:
             self._engine.stop()
+        if self._claim is not None:
+            self._claim.end()
 
     @property
     def engine(self) -> Engine:
