@@ -7,7 +7,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +30,8 @@ LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 """What a disk says that has not kept what it was given."""
 TRIES = 3
 """How often a file is read that somebody writes into meanwhile."""
+LONGEST_HEADER = 100_000_000
+"""As safetensors has it."""
 FIELDS: dict[str, tuple[type, ...]] = {
     "model": (dict,),
     "tokenizer_sha256": (str, type(None)),
@@ -167,10 +168,7 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[
 
 
 def _unreadable(path: str | os.PathLike[str], problem: Exception) -> PotFileError:
-    """What is said of a file that cannot be read. safetensors tells in words what the system told it."""
-    told = re.search(r"\(os error (\d+)\)", str(problem))
-    if isinstance(problem, SafetensorError) and told:
-        problem = OSError(int(told[1]), os.strerror(int(told[1])))
+    """What is said of a file that cannot be read."""
     if isinstance(problem, FileNotFoundError):
         return PotFileError(f"there is no file {path}")
     if isinstance(problem, OSError):
@@ -208,14 +206,31 @@ def _check_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> None:
             raise PotFileError(f"{path} is damaged, or was written by another program: its header has no usable {name!r}")
 
 
+def _told(content: bytes, size: int) -> str | None:
+    """What is said of the pot in the first bytes of a safetensors file that has `size` of them. Raises what wrong content makes."""
+    length = int.from_bytes(content[:8], "little")
+    known = json.loads(content[8 : 8 + length])
+    ends = [about["data_offsets"][1] for name, about in known.items() if name != "__metadata__"]
+    if max(ends, default=0) + 8 + length != size:
+        raise ValueError(f"it has {size} bytes, and should have {max(ends, default=0) + 8 + length}")
+    told = (known.get("__metadata__") or {}).get(FORMAT)
+    return None if told is None else str(told)
+
+
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a pot file says about itself, without reading its entries. Refuses files that are not pots, or of a newer format."""
     try:
         _check_file(path)
-        with safe_open(str(path), framework="pt") as file:
-            raw = (file.metadata() or {}).get(FORMAT)
-    except (SafetensorError, OSError) as problem:
-        raise _unreadable(path, problem) from problem.__cause__
+        with open(path, "rb") as file:  # safetensors says that a file is not there when there are too many open
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            if len(first) < 8 or length > min(size, LONGEST_HEADER):
+                raise ValueError("it has no header of a possible length")
+            raw = _told(first + file.read(length), size)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OSError) as problem:
+        error = problem if isinstance(problem, PotFileError) else _unreadable(path, problem)
+        raise error from error.__cause__
     header = _header(path, raw)
     _check_fields(path, header)
     return header
@@ -252,11 +267,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         content = _content(path)  # all at once: one file is read, even if another takes its name meanwhile
         tensors = load(content)  # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
+        raw = _told(content, len(content))
     except (SafetensorError, OSError) as problem:
-        raise _unreadable(path, problem) from problem.__cause__
-    length = int.from_bytes(content[:8], "little")
-    about = json.loads(content[8 : 8 + length])
-    header = _header(path, (about.get("__metadata__") or {}).get(FORMAT))
+        error = _unreadable(path, problem)
+        raise error from error.__cause__
+    header = _header(path, raw)
     if content_hash(tensors, header) != header.get("content_sha256"):
         raise DamagedPotError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
     _check_fields(path, header)

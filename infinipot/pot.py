@@ -161,6 +161,8 @@ class Pot(Cache):
             own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             layer.restore(own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype)
         self.novelty, self.fresh, self.hidden = tensors["novelty"], tensors["fresh"], tensors["hidden"]
+        if tensors["newest"].shape != self.newest.shape:
+            raise ValueError("its newest tokens have another shape")
         self.newest.copy_(tensors["newest"])
         self.pinned, self.tokens_read = numbers["pinned"], numbers["tokens_read"]
         self.distillations = numbers["distillations"]
