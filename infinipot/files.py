@@ -125,7 +125,7 @@ def destination(path: str | os.PathLike[str]) -> Path:
 
 
 def put(target: Path, content: bytes) -> None:
-    """Have a file with this content, for good. The old one stays until the new one is on the disk; a failure leaves no trace."""
+    """Have a file with this content, for good. The old one stays until the new one is on the disk."""
     temporary = target.parent / f".{target.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
         with open(temporary, "xb") as file:
@@ -143,7 +143,7 @@ def put(target: Path, content: bytes) -> None:
 
 
 def settle(folder: Path) -> None:
-    """Have the disk keep which files are in a folder. Systems that cannot be asked to are let be; an error of the disk is not."""
+    """Have the disk keep which files are in a folder, where the system can be asked to."""
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -207,7 +207,7 @@ def _check_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> None:
 
 
 def _told(content: bytes, size: int) -> str | None:
-    """What is said of the pot in the first bytes of a safetensors file that has `size` of them. Raises what wrong content makes."""
+    """What the first bytes of a safetensors file of `size` bytes say of the pot. Raises what wrong content makes."""
     length = int.from_bytes(content[:8], "little")
     known = json.loads(content[8 : 8 + length])
     ends = [about["data_offsets"][1] for name, about in known.items() if name != "__metadata__"]

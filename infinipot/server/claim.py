@@ -15,7 +15,7 @@ LOCK = ".lock"
 
 
 class Claim:
-    """Holds a folder until `end`, or until the process ends, however it does. shared: with others that share it, too."""
+    """Holds a folder until `end`, or until the process ends, however it does. shared: with others that share it."""
 
     def __init__(self, folder: Path, shared: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,9 +26,7 @@ class Claim:
             fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:
             self.end()
-            raise ValueError(
-                f"another server uses the folder {folder}: end it, give this one another --pot-dir, or serve replicas with --ray"
-            ) from None
+            raise ValueError(f"another server uses the folder {folder}: end it, give another --pot-dir, or serve replicas with --ray") from None
         except OSError:  # this file system has no locks
             pass
 

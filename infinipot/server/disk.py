@@ -34,8 +34,8 @@ def ready(result: T) -> Future[T]:
 
 
 class Disk:
-    """Does one thing after the other, in the order they were asked for: a deletion comes after all that was to be written before it. It
-    never waits for the engine, so the engine may wait for it."""
+    """Does one thing after the other, in the order they were asked for: a deletion comes after all that was to be
+    written before it. It never waits for the engine, so the engine may wait for it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -45,7 +45,7 @@ class Disk:
         """Have `act` done here, and then, by the engine's thread, what follows from it. Returns what that returns."""
         told: Future[R] = Future()
 
-        # the future comes as an argument: one that its own callback holds would keep the pot until the next garbage collection
+        # the future comes as an argument: one that its own callback holds would keep the pot until the next collection
         def done(future: Future[T]) -> None:
             self.engine.call(functools.partial(then, future)).add_done_callback(functools.partial(pass_on, told))
 

@@ -210,7 +210,7 @@ class Engine:
             self.running.remove(work)
 
     def fail(self, work: Work, problem: Exception, given: bool = True) -> None:
-        """What went wrong is told to the client that it concerns; the others do not notice. given: as in `refusal_of`."""
+        """Tell the client that it concerns what went wrong; the others do not notice. given: as in `refusal_of`."""
         refusal = refusal_of(problem, given)
         if refusal.status >= 500:
             self.metrics.failures.labels(refusal.code or "").inc()

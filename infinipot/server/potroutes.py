@@ -84,7 +84,7 @@ class Receiving:
 
 
 async def announced(serving: Serving, name: str, about: dict[str, Any]) -> dict[str, Any]:
-    """A pot that is ready. Where it replaces a file, or other servers share the folder, it is written before that is said."""
+    """A pot that is ready. Where it replaces a file, or others share the folder, it is written before that is said."""
     await asyncio.wrap_future(await ask(serving.engine, lambda: serving.pots.settled(name)))
     return about
 

@@ -18,12 +18,8 @@ def whole_characters(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(whole_characters)]
-Salt = Annotated[
-    Text,
-    Field(
-        min_length=1, max_length=256, description="A secret of the client's: a conversation with one only goes on, and is only named, with it."
-    ),
-]
+SALT = "A secret of the client's: a conversation with one only goes on, and is only named, with it."
+Salt = Annotated[Text, Field(min_length=1, max_length=256, description=SALT)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 
 

@@ -109,8 +109,11 @@ class Seats:
         return opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, chunk, self.origin)
 
     def _not_fetched(self, work: Work, path: Path, problem: Exception) -> None:
-        """A pot did not come back. Whoever asked for a named one is told; a conversation is read anew. Its file stays, for whom it may be
-        of use; if its content is damaged, under another name."""
+        """A pot did not come back. Whoever asked for a named one is told; a conversation is read anew. Its file stays,
+        for whom it may be of use; if its content is damaged, under another name."""
+        if isinstance(problem, PotFileError) and not path.exists():
+            self.shelf.forget(path)  # another server has deleted it: whoever asked looks again
+            return
         named = self.shelf.name_of(path) is not None
         if named or not isinstance(problem, PotFileError):
             if not named and not isinstance(problem, Refusal) and not out_of_memory(problem):
@@ -122,8 +125,6 @@ class Seats:
         elif isinstance(problem, DamagedPotError):
             self.trouble(problem)
             self.shelf.set_aside(path)
-        elif not path.exists():
-            self.shelf.forget(path)
         else:
             log.error("%s. The file is left as it is", problem)
             self.shelf.passed.add(path)
@@ -195,8 +196,8 @@ class Seats:
     # ---------------------------------------------------------------- names
 
     def secure(self, held: Held) -> None:
-        """A pot has taken a name. If there is a file of this name, or others look for one, it becomes this pot's, and holds what it held
-        until then. An expendable pot has none."""
+        """A pot has taken a name. If there is a file of this name, or others look for one, it becomes this pot's, and
+        holds what it held until then. An expendable pot has none."""
         assert held.name is not None
         path, name = self.shelf.path(held.name), held.name
         if path is None:
@@ -217,7 +218,7 @@ class Seats:
             except Exception as problem:
                 self._unwritten(held, problem)
                 told = refusal_of(problem)
-                more = f"the pot {name!r} is in memory, but its file, if there is one, still holds what was there before"
+                more = f"the pot {name!r} is in memory, but its file, if any, still holds what was there before"
                 raise Refusal(told.status, f"{told.message}; {more}", code=told.code, param=told.param) from None
             if stamp is not None:
                 held.stamp, held.saved = stamp, True

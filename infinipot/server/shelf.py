@@ -135,7 +135,9 @@ class Shelf:
     # ---------------------------------------------------------------- finding
 
     def find(self, scope: str, ids: list[int], besides: Iterable[Path] = ()) -> Held | Path | None:
-        """The pot that has read the longest beginning of these ids, leaving at least the last one to be read. besides: files not to try."""
+        """The pot that has read the longest beginning of these ids, leaving at least the last one to be read.
+
+        besides: files not to try."""
         left = self.passed.union(besides)
         if self.shared:
             self._index()
@@ -202,7 +204,7 @@ class Shelf:
         self.passed.discard(path)
 
     def set_aside(self, path: Path) -> None:
-        """Give a damaged conversation's file another name: it is looked for no more, but still there for whoever wants to see."""
+        """Give a damaged conversation's file another name: it is looked for no more, but still there to be seen."""
         self.forget(path)
         with contextlib.suppress(OSError):
             path.replace(path.with_name(path.name + ".damaged"))
