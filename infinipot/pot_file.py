@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -25,8 +27,32 @@ VERSION = 2
 VOLATILE = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"}
 
 
+LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
+"""What a disk says that has not kept what it was given."""
+TRIES = 3
+"""How often a file is read that somebody writes into meanwhile."""
+LONGEST_HEADER = 100_000_000
+"""As safetensors has it."""
+FIELDS: dict[str, tuple[type, ...]] = {
+    "model": (dict,),
+    "tokenizer_sha256": (str, type(None)),
+    "config": (dict,),
+    "system": (str, type(None)),
+    "templated": (bool,),
+    "in_text": (bool,),
+    "answered": (bool,),
+    "skipped": (int,),
+    "pot": (dict,),
+}
+"""What a header must say, and as what."""
+
+
 class PotFileError(ValueError):
-    """A pot file that cannot be used, and why."""
+    """A pot file that cannot be used, and why. Where the disk is the reason, its OSError is the cause."""
+
+
+class DamagedPotError(PotFileError):
+    """A pot file whose own content proves that it is damaged: nothing can use it any more."""
 
 
 def _plain(weight: Tensor) -> Tensor:
@@ -87,37 +113,81 @@ def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
+def destination(path: str | os.PathLike[str]) -> Path:
+    """The file that is to be written: where links lead. Refuses what a file must not take the place of."""
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
+    if target.is_symlink():
+        raise PotFileError(f"cannot save {path}: it is a link that leads back to itself: choose another name")
+    if target.exists() and not target.is_file():
+        kind = "a folder" if target.is_dir() else "a device or a pipe"
+        raise PotFileError(f"cannot save {path}: it is {kind}, not a file: choose another name")
+    return target
+
+
+def put(target: Path, content: bytes) -> None:
+    """Have a file with this content, for good. The old one stays until the new one is on the disk."""
+    temporary = target.parent / f".{target.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.part"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    settle(target.parent)
+
+
+def settle(folder: Path) -> None:
+    """Have the disk keep which files are in a folder, where the system can be asked to."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as problem:
+        if problem.errno in LOST:
+            raise
+
+
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
     """Write a pot file. The old file, if any, stays whole until the new one is; a failure leaves no trace."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise PotFileError(f"cannot save {target}: the folder {target.parent} does not exist")
+    target = destination(path)
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     header = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **about}))
     header["content_sha256"] = content_hash(tensors, header)
-    temporary = target.parent / f".{target.name[:60]}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
-        save_file(tensors, temporary, metadata={FORMAT: json.dumps(header)})
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, target)
-    except BaseException as problem:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(problem, (OSError, SafetensorError)):
-            raise PotFileError(f"cannot save {target}: {problem}") from problem
-        raise
+        put(target, save(tensors, metadata={FORMAT: json.dumps(header)}))
+    except OSError as problem:
+        raise PotFileError(f"cannot save {path}: {problem.strerror or problem}") from problem
 
 
-def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a pot file says about itself, without reading its entries. Refuses files that are not pots, or of a newer format."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            raw = (file.metadata() or {}).get(FORMAT)
-    except FileNotFoundError:
-        raise PotFileError(f"there is no file {path}") from None
-    except (SafetensorError, OSError) as problem:
-        raise PotFileError(f"{path} is not a readable pot file: it is damaged, cut short, or something else ({problem})") from None
+def _unreadable(path: str | os.PathLike[str], problem: Exception) -> PotFileError:
+    """What is said of a file that cannot be read."""
+    if isinstance(problem, FileNotFoundError):
+        return PotFileError(f"there is no file {path}")
+    if isinstance(problem, OSError):
+        error = PotFileError(f"cannot read {path}: {problem.strerror or problem}")
+        error.__cause__ = problem
+        return error
+    return DamagedPotError(f"{path} is not a readable pot file: it is damaged, cut short, or something else ({problem})")
+
+
+def _check_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what is there, but is not a file: a pipe would keep its reader waiting, a device has no end."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise PotFileError(f"{path} is not a file")
+
+
+def _header(path: str | os.PathLike[str], raw: str | None) -> dict[str, Any]:
+    """What a pot file says about itself, from the text it says it in."""
     if raw is None:
         raise PotFileError(f"{path} is a safetensors file, but not a pot: it was not written by infinipot")
     try:
@@ -125,11 +195,60 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
         version = int(header["version"])
         if header["format"] != FORMAT or version < 1:
             raise ValueError(f"format {header['format']!r}, version {version}")
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
         raise PotFileError(f"{path} is damaged: its header cannot be read ({problem})") from None
     if version > VERSION:
         raise PotFileError(f"{path} has format version {version}; this infinipot reads up to {VERSION}: update infinipot to use it")
     return dict(header)
+
+
+def _check_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> None:
+    for name, kinds in FIELDS.items():
+        if not isinstance(header.get(name, ...), kinds):
+            raise PotFileError(f"{path} is damaged, or was written by another program: its header has no usable {name!r}")
+
+
+def _told(content: bytes, size: int) -> str | None:
+    """What the first bytes of a safetensors file of `size` bytes say of the pot. Raises what wrong content makes."""
+    length = int.from_bytes(content[:8], "little")
+    known = json.loads(content[8 : 8 + length])
+    ends = [about["data_offsets"][1] for name, about in known.items() if name != "__metadata__"]
+    if max(ends, default=0) + 8 + length != size:
+        raise ValueError(f"it has {size} bytes, and should have {max(ends, default=0) + 8 + length}")
+    told = (known.get("__metadata__") or {}).get(FORMAT)
+    return None if told is None else str(told)
+
+
+def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a pot file says about itself, without reading its entries. Refuses files that are not pots, or of a newer format."""
+    try:
+        _check_file(path)
+        with open(path, "rb") as file:  # safetensors says that a file is not there when there are too many open
+            size = os.fstat(file.fileno()).st_size
+            first = file.read(8)
+            length = int.from_bytes(first, "little")
+            if len(first) < 8 or length > min(size, LONGEST_HEADER):
+                raise ValueError("it has no header of a possible length")
+            raw = _told(first + file.read(length), size)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OSError) as problem:
+        error = problem if isinstance(problem, PotFileError) else _unreadable(path, problem)
+        raise error from error.__cause__
+    header = _header(path, raw)
+    _check_fields(path, header)
+    return header
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
+    """All of a file, as it was at one moment."""
+    _check_file(path)
+    for _ in range(TRIES):
+        with open(path, "rb") as file:
+            before = os.fstat(file.fileno())
+            content = file.read()
+            after = os.fstat(file.fileno())
+        if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, len(content)):
+            return content
+    raise PotFileError(f"{path} was changed while it was read: try again when whoever writes it is done")
 
 
 def config_of(path: str | os.PathLike[str], header: dict[str, Any]) -> PotConfig:
@@ -147,13 +266,17 @@ def config_of(path: str | os.PathLike[str], header: dict[str, Any]) -> PotConfig
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a pot file, checked byte by byte against the hash it carries."""
-    header = describe(path)
     try:
-        tensors = load(Path(path).read_bytes())  # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
+        content = _content(path)  # all at once: one file is read, even if another takes its name meanwhile
+        tensors = load(content)  # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
+        raw = _told(content, len(content))
     except (SafetensorError, OSError) as problem:
-        raise PotFileError(f"{path} is damaged or cut short: {problem}") from None
+        error = _unreadable(path, problem)
+        raise error from error.__cause__
+    header = _header(path, raw)
     if content_hash(tensors, header) != header.get("content_sha256"):
-        raise PotFileError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
+        raise DamagedPotError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
+    _check_fields(path, header)
     return tensors, header
 
 

@@ -19,6 +19,7 @@ from infinipot.config import PotConfig, Sampling
 from infinipot.engine.decode import Answer, Turn, answer
 from infinipot.engine.reader import Progress, Reader, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.machine import out_of_memory
 from infinipot.model.runner import Host
 from infinipot.scoring.representativeness import contrasted
 from infinipot.text.chat_template import Dialogue
@@ -275,6 +276,11 @@ class Session:
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])
             reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
-        except (KeyError, TypeError, IndexError, RuntimeError) as problem:
+            reader.pot.check()
+        except pot_file.PotFileError:
+            raise
+        except Exception as problem:  # a file may say anything
+            if out_of_memory(problem):
+                raise
             raise pot_file.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
         return session

@@ -33,7 +33,7 @@ class Live:
     def chat(self, *said: str, **options: Any) -> Any:
         """The reply to a conversation: user, assistant, user ..."""
         messages = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said)]
-        extra = {name: options.pop(name) for name in ("pot", "session", "pot_size", "policy", "novelty") if name in options}
+        extra = {name: options.pop(name) for name in ("pot", "session", "cache_salt", "pot_size", "policy", "novelty") if name in options}
         return self.openai.chat.completions.create(model="tiny", messages=messages, extra_body=extra, **{"max_tokens": 12, **options})
 
     def gauge(self, name: str) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from pathlib import Path
 
@@ -139,7 +141,7 @@ def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pot_file, "save_file", full_disk)
+        patch.setattr(pot_file, "put", full_disk)
         with pytest.raises(PotFileError, match="No space left"):
             session.save(path)
     assert path.read_bytes() == before
@@ -155,3 +157,81 @@ def test_loading_in_another_dtype(tmp_path: Path) -> None:
     half = make_tiny("llama").to(torch.bfloat16)
     with pytest.raises(PotFileError, match="float32"):
         Session.load(tmp_path / "a.pot", half, TOKENIZER)
+
+
+def test_only_files_are_replaced(tmp_path: Path) -> None:
+    session = saved(tmp_path / "a.pot")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "to folder").symlink_to(tmp_path / "folder")
+    for name, what in (("folder", "a folder"), ("pipe", "a device or a pipe"), ("loop", "back to itself"), ("to folder", "a folder")):
+        with pytest.raises(PotFileError, match=f"cannot save .*{what}.*choose another name"):
+            session.save(tmp_path / name)
+        with pytest.raises(PotFileError):
+            Session.load(tmp_path / name, MODEL, TOKENIZER)
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert (tmp_path / "loop").is_symlink()
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    real, link, early = tmp_path / "elsewhere" / "a.pot", tmp_path / "a.pot", tmp_path / "b.pot"
+    session = saved(real)
+    link.symlink_to(real)
+    early.symlink_to(tmp_path / "elsewhere" / "b.pot")  # its file is not there yet
+    real.chmod(0o640)
+    session.append(TEXT[:100])
+    for path in (link, early):
+        session.save(path)
+        assert path.is_symlink()
+        assert Session.load(path, MODEL, TOKENIZER).stats.tokens_read == session.stats.tokens_read
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert sorted(path.name for path in real.parent.iterdir()) == ["a.pot", "b.pot"]
+
+
+def test_what_is_saved_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content before it takes the name, the name before it is said that all is saved."""
+    done: list[str] = []
+    real_sync, real_replace = os.fsync, os.replace
+
+    def sync(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        real_sync(handle)
+
+    def replace(source: Path, target: Path) -> None:
+        done.append("name")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    saved(tmp_path / "a.pot")
+    assert done == ["file", "name", "folder"]
+
+
+def test_a_file_that_is_replaced_or_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "a.pot", tmp_path / "b.pot"
+    one = saved(path)
+    two = saved(other, length=100)
+    load, fresh = pot_file.load, other.read_bytes()
+
+    def meanwhile(content: bytes) -> dict:
+        os.replace(other, path)
+        return load(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pot_file, "load", meanwhile)
+        assert Session.load(path, MODEL, TOKENIZER).stats.tokens_read == one.stats.tokens_read
+    assert Session.load(path, MODEL, TOKENIZER).stats.tokens_read == two.stats.tokens_read
+    fstat, times = os.fstat, iter(range(10**9, 10**10))
+
+    def touched(handle: int) -> os.stat_result:
+        about = fstat(handle)
+        os.utime(path, ns=(0, next(times)))
+        return about
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", touched)
+        with pytest.raises(PotFileError, match="was changed while it was read: try again"):
+            pot_file.read(path)
+    assert path.read_bytes() == fresh

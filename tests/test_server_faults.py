@@ -85,7 +85,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:
         here.http.post("/v1/pots", json={"name": "book", "text": LONG})
-        monkeypatch.setattr(pot_file, "save_file", full)
+        monkeypatch.setattr(pot_file, "put", full)
         reply = here.http.post("/v1/pots/book/save")
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "disk_full")
         for name in ("Anna", "Ben", "Carl"):

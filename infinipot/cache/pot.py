@@ -161,9 +161,24 @@ class Pot(Cache):
             own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
             layer.restore(own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype)
         self.novelty, self.fresh, self.hidden = tensors["novelty"], tensors["fresh"], tensors["hidden"]
+        if tensors["newest"].shape != self.newest.shape:
+            raise ValueError("its newest tokens have another shape")
         self.newest.copy_(tensors["newest"])
         self.pinned, self.tokens_read = numbers["pinned"], numbers["tokens_read"]
         self.distillations = numbers["distillations"]
+
+    def check(self) -> None:
+        """Refuse a restored state whose parts do not fit together, before anything is done with it."""
+        numbers = (self.pinned, self.tokens_read, self.distillations, *(layer.position for layer in self.bounded))
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("its numbers are not whole numbers")
+        if self.hidden is None or self.hidden.ndim != 3 or self.fresh.ndim != 2 or self.novelty.ndim != 2:
+            raise ValueError("its tensors have other shapes")
+        for layer in self.bounded:
+            places, novelty = self.described(layer)
+            shapes = {(*slots.data.shape[:2], layer.length) for slots in layer.slots}
+            if shapes != {tuple(places.shape)} or novelty.shape != places.shape:
+                raise ValueError("its layers have other shapes")
 
     def mark(self) -> Mark:
         layers = tuple(layer.mark() for layer in self.layers)

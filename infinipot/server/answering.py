@@ -22,7 +22,7 @@ class Answering(Work):
 
     reserved: whether the pot is distilled beforehand if prompt and max_tokens do not fit; else only when it is full. top: how many likeliest
     tokens are wanted with each of the answer's; None for no probabilities. pot: the named pot that stands before the prompt. label: the
-    conversation's. kept: whether its pot stays, for what continues it.
+    conversation's. kept: whether its pot stays, for what continues it. salt: only what knows it continues it.
     """
 
     def __init__(
@@ -38,10 +38,12 @@ class Answering(Work):
         pot: str | None = None,
         label: str | None = None,
         kept: bool = True,
+        salt: str = "",
     ) -> None:
         super().__init__(config, send, system=prompt.system, templated=prompt.templated)
         self.prompt, self.sampling, self.words = prompt, sampling, words
         self.reserved, self.top, self.pot, self.label, self.kept = reserved, top, pot, label, kept
+        self.salt = salt
         self.scope = ""
         self.parent: Held | None = None
         self.before_tokens = self.cached_tokens = 0
@@ -62,13 +64,13 @@ class Answering(Work):
         if self.pot is not None:
             named = shelf.named(self.pot)
             if named is None:
-                path = shelf.path(self.pot)
-                if path is None or not path.is_file():
+                path = shelf.file(self.pot)
+                if path is None:
                     raise unknown(self.pot)
                 return path
             content, self.before_tokens = named.content, named.session.stats.tokens_read
-        self.scope = scope_of(self.config, self.templated, content, self.label or "")
-        return (shelf.find(self.scope, self.prompt.ids) if self.kept else None) or named
+        self.scope = scope_of(self.config, self.templated, content, self.label or "", self.salt)
+        return (shelf.find(self.scope, self.prompt.ids, self.passed) if self.kept else None) or named
 
     def start(self, session: Session, source: Held | None, shelf: Shelf) -> None:
         self.session = session
@@ -152,7 +154,8 @@ class Answering(Work):
             return
         ids = self.prompt.ids + self.words.said(self.text, self.prompt.place)
         (key,) = digests(self.scope, ids, [len(ids)])
-        shelf.put(Held(self.own, key, Behind(self.system, self.templated, in_text=False, answered=True), label=self.label))
+        behind = Behind(self.system, self.templated, in_text=False, answered=True)
+        shelf.put(Held(self.own, key, behind, label=self.label, salt=self.salt))
         if self.parent is not None:
             self.parent.spent = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import queue
@@ -9,18 +10,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig, Sampling
+from infinipot.machine import out_of_memory
 from infinipot.model.runner import Host
+from infinipot.pot_file import PotFileError
+from infinipot.server.disk import Disk
 from infinipot.server.mailbox import Post
 from infinipot.server.metrics import Metrics
-from infinipot.server.refusal import Refusal, out_of_memory, refusal_of
+from infinipot.server.refusal import Refusal, refusal_of, shutting_down
 from infinipot.server.seats import Seats
 from infinipot.server.step import Said, a_core_less, step
 from infinipot.server.words import Words
@@ -61,11 +65,13 @@ class Engine:
         self.post = Post()
         self.waiting: deque[Work] = deque()
         self.running: list[Work] = []
-        self.disk = ThreadPoolExecutor(1, "infinipot-disk")
+        self.disk = Disk(self)
         self.seats = Seats(self, tokenizer)
         self.stopped = False
         self.failure: Exception | None = None
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()
+        self._deaf = False
+        """Whether nobody does any more what is asked for by `call`."""
         self._read_s = self._answer_s = 0.0
         self._counted = 0.0, 0
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
@@ -78,10 +84,10 @@ class Engine:
         if self._thread.is_alive():
             self.call(self.close)
         self._thread.join()
-        self.disk.shutdown()
+        self.disk.end()
 
     def call(self, act: Callable[[], T]) -> Future[T]:
-        """Have something done between two slices, by the engine's thread."""
+        """Have something done between two slices, by the engine's thread. When that has ended, the future says so."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -91,15 +97,26 @@ class Engine:
                 except BaseException as problem:
                     future.set_exception(problem)
 
-        self._inbox.put(run)
+        self._inbox.put((run, future))
+        if self._deaf:
+            self._refuse_calls()
         return future
+
+    def _refuse_calls(self) -> None:
+        """Nobody waits for what will never be done."""
+        self._deaf = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, future = self._inbox.get_nowait()
+                with contextlib.suppress(InvalidStateError):  # it was cancelled
+                    future.set_exception(shutting_down())
 
     # ---------------------------------------------------------------- from outside, by way of `call`
 
     def submit(self, work: Work) -> None:
         """Put a request in the queue. Raises Refusal if that is full."""
         if self.stopped:
-            raise Refusal(503, "the server is shutting down", code="shutting_down")
+            raise shutting_down()
         if len(self.waiting) >= self.settings.queue:
             raise Refusal(429, f"{len(self.waiting)} requests are waiting already: try again later", code="queue_full")
         self.waiting.append(work)
@@ -122,20 +139,22 @@ class Engine:
                 self.post.deliver()
                 self._count(idle=not busy)
                 self._hear(wait=not busy)
+            self._hear(wait=False)  # what has come of the disk's last works
         except Exception as problem:  # a fault of this file: nobody can be served any more
             log.critical("the engine has failed: %s", problem, exc_info=problem)
             self.failure, self.stopped = problem, True
             for work in (*self.running, *self.waiting):
                 work.send(refusal_of(problem))
+        self._refuse_calls()
         self.post.deliver()
 
     def _hear(self, wait: bool) -> None:
         """Do what was asked for by `call`. wait: there is nothing else to do."""
         try:
-            act = self._inbox.get(block=wait)
+            act, _ = self._inbox.get(block=wait)
             while True:
                 act()
-                act = self._inbox.get_nowait()
+                act, _ = self._inbox.get_nowait()
         except queue.Empty:
             pass
 
@@ -191,12 +210,12 @@ class Engine:
         if work in self.running:
             self.running.remove(work)
 
-    def fail(self, work: Work, problem: Exception) -> None:
-        """What went wrong is told to the client that it concerns; the others do not notice."""
-        refusal = refusal_of(problem, given=True)
+    def fail(self, work: Work, problem: Exception, given: bool = True) -> None:
+        """Tell the client that it concerns what went wrong; the others do not notice. given: as in `refusal_of`."""
+        refusal = refusal_of(problem, given)
         if refusal.status >= 500:
             self.metrics.failures.labels(refusal.code or "").inc()
-            log.error("a request failed: %s", problem, exc_info=None if isinstance(problem, Refusal) else problem)
+            log.error("a request failed: %s", problem, exc_info=None if isinstance(problem, (Refusal, PotFileError)) else problem)
         self._leave(work)
         if out_of_memory(problem) and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -222,6 +241,6 @@ class Engine:
         """Refuse what runs and waits, write what can be written, and end; in the engine's thread."""
         self.stopped = True
         for work in (*self.running, *self.waiting):
-            self.fail(work, Refusal(503, "the server is shutting down", code="shutting_down"))
+            self.fail(work, shutting_down())
         self.waiting.clear()
         self.seats.write_all()

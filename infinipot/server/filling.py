@@ -81,9 +81,8 @@ class Filling(Work):
         if self.own.pot.hidden is None:
             raise Refusal(400, "the text is empty: there is nothing to read")
         content = content_of(self.own)
-        shelf.delete(self.name, missing_ok=True)
         behind = Behind(self.system, True, in_text=True, answered=False)
-        shelf.put(Held(self.own, (0, content), behind, name=self.name, content=content, expendable=self.expendable))
+        shelf.take_name(Held(self.own, (0, content), behind, name=self.name, content=content, expendable=self.expendable))
         self.tell("ready", always=True)
         self.send(Done("filled", view(self.own, self.name, "ready", places=False)))
 

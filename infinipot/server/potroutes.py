@@ -84,9 +84,8 @@ class Receiving:
 
 
 async def announced(serving: Serving, name: str, about: dict[str, Any]) -> dict[str, Any]:
-    """A pot that is ready. Where other servers share the folder it is written at once: they are asked about it, too."""
-    if serving.settings.shared:
-        await asyncio.wrap_future(await ask(serving.engine, lambda: serving.pots.save(name)))
+    """A pot that is ready. Where it replaces a file, or others share the folder, it is written before that is said."""
+    await asyncio.wrap_future(await ask(serving.engine, lambda: serving.pots.settled(name)))
     return about
 
 
@@ -97,7 +96,8 @@ async def create(body: NewPot, serving: Served) -> dict[str, Any]:
     if (body.text is None) == (session is None):
         raise Refusal(400, "give either a text, or the session of a conversation", param="text")
     if session is not None:
-        return await announced(serving, name, await ask(serving.engine, lambda: serving.pots.name(name, session, replace)))
+        salt = body.cache_salt or ""
+        return await announced(serving, name, await ask(serving.engine, lambda: serving.pots.name(name, session, replace, salt)))
 
     async def whole() -> AsyncIterator[str]:
         yield body.text or ""
@@ -177,4 +177,4 @@ async def restore(name: PotName, serving: Served) -> dict[str, Any]:
 @router.delete("/{name}")
 async def delete(name: PotName, serving: Served) -> dict[str, Any]:
     """Forget a pot, and delete its file."""
-    return await ask(serving.engine, lambda: serving.pots.delete(name))
+    return await asyncio.wrap_future(await ask(serving.engine, lambda: serving.pots.delete(name)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from infinipot.pot_file import PotFileError
+from infinipot.server.disk import ready
 from infinipot.server.engine import Engine
 from infinipot.server.filling import Filling, view
 from infinipot.server.refusal import Refusal
-from infinipot.server.shelf import Held, content_of, header_of, opened, stamp_of, unknown
+from infinipot.server.shelf import Held, content_of, header_of, stamp_of, unknown
 from infinipot.server.words import Behind
 
 
@@ -46,22 +49,33 @@ class Pots:
         self.engine.submit(work)
         self.filling[work.name] = work
 
-    def name(self, name: str, label: str, replace: bool) -> dict[str, Any]:
+    def name(self, name: str, label: str, replace: bool, salt: str = "") -> dict[str, Any]:
         """Give the newest conversation with this label a name, as it is now."""
         self._free(name, replace)
-        held = self.shelf.labelled(label)
+        held = self.shelf.labelled(label, salt)
         if held is None:
-            raise Refusal(404, f"there is no conversation with session {label!r} in memory", code="session_not_found", param="session")
+            raise Refusal(
+                404,
+                f"there is no conversation with session {label!r} and this cache_salt in memory",
+                code="session_not_found",
+                param="session",
+            )
         if self.engine.seats.full and self.shelf.victim(besides=held) is None:
             raise Refusal(503, "there is no place for another pot now: try again later", code="no_room")
         content = content_of(held.session)
-        self.shelf.delete(name, missing_ok=True)
-        self.shelf.put(Held(held.session.fork(), (0, content), held.behind, name=name, content=content))
+        self.shelf.take_name(Held(held.session.fork(), (0, content), held.behind, name=name, content=content))
         return self.about(name)
 
     def list(self) -> dict[str, Any]:
         names = sorted({*self.shelf.names(), *(name for name in list(self.filling) if self._being_filled(name))})
-        return {"object": "list", "data": [self.about(name) for name in names]}
+        return {"object": "list", "data": [about for name in names if (about := self._there(name)) is not None]}
+
+    def _there(self, name: str) -> dict[str, Any] | None:
+        """What is told of a named pot; None if it has gone meanwhile."""
+        try:
+            return self.about(name)
+        except Refusal:
+            return None
 
     def about(self, name: str, places: bool = False) -> dict[str, Any]:
         """What is told of a named pot. places: with what it keeps, if it is in memory."""
@@ -70,21 +84,28 @@ class Pots:
             if work.session is None:
                 return {"name": name, "object": "pot", "state": "waiting", "tokens_read": 0}
             return view(work.session, name, "reading", places)
-        held, path = self.shelf.named(name), self.shelf.path(name)
+        held, path = self.shelf.named(name), self.shelf.file(name)
         if held is not None:
             return {**view(held.session, name, "ready", places), "saved": held.saved}
-        if path is None or not path.is_file():
+        if path is None:
             raise unknown(name)
-        return {"name": name, "object": "pot", "state": "on disk", "file_bytes": path.stat().st_size, "saved": True}
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:  # another server has deleted it
+            raise unknown(name) from None
+        return {"name": name, "object": "pot", "state": "on disk", "file_bytes": size, "saved": True}
 
     def behind(self, name: str) -> tuple[Behind, Any]:
         """What a named pot has read, and the options it was filled with."""
-        held, path = self.shelf.named(name), self.shelf.path(name)
+        held, path = self.shelf.named(name), self.shelf.file(name)
         if held is not None:
             return held.behind, held.session.config
-        if path is None or not path.is_file():
+        if path is None:
             raise unknown(name)
-        return header_of(path)
+        try:
+            return header_of(path)
+        except PotFileError as problem:
+            raise self.engine.seats.told(problem) from None
 
     def watch(self, name: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Be told what the pot keeps while it is being filled. Returns how it is now."""
@@ -97,32 +118,57 @@ class Pots:
         if (work := self._being_filled(name)) is not None and tell in work.watchers:
             work.watchers.remove(tell)
 
+    def settled(self, name: str) -> Future[None]:
+        """Done when a pot that has just taken its name is on disk, if it is to be there at once."""
+        held = self.shelf.named(name)
+        return ready(None) if held is None or held.writing is None else held.writing
+
     def save(self, name: str) -> Future[dict[str, Any]]:
         """Write a named pot to the folder; it stays in memory, too."""
         held, path = self.shelf.named(name), self._path(name)
-        if held is None and not path.is_file():
+        if held is None and self.shelf.file(name) is None:
             raise unknown(name)
 
-        def write() -> dict[str, Any]:
+        def write() -> int:
             if held is not None:
                 held.session.save(path, origin=self.engine.seats.origin)
-                held.stamp, held.saved = stamp_of(path), True
-            return {"name": name, "object": "pot", "state": "saved", "file_bytes": path.stat().st_size}
+                held.stamp = stamp_of(path)
+            return path.stat().st_size
 
-        return self.engine.disk.submit(write)
+        def done(future: Future[int]) -> dict[str, Any]:
+            try:
+                size = future.result()
+            except Exception as problem:
+                raise self.engine.seats.told(problem) from None
+            if held is not None:
+                self.shelf.written(held, path)
+            return {"name": name, "object": "pot", "state": "saved", "file_bytes": size}
+
+        return self.engine.disk.do(write, done)
 
     def restore(self, name: str) -> Future[dict[str, Any]]:
         """Go back to what was saved under this name. A file that cannot be used is refused, and what is in memory stays."""
         path = self._path(name)
-        if not path.is_file():
+        if self.shelf.file(name) is None:
             raise unknown(name)
+        coming = self.shelf.expect(name)
 
-        def bring() -> dict[str, Any]:
-            seats, chunk = self.engine.seats, self.engine.settings.config.chunk_tokens
-            held = opened(path, name, self.engine.host, seats.tokenizer, chunk, seats.origin)
-            return self.engine.call(lambda: self._put(held)).result()
+        def arrived(future: Future[Held]) -> dict[str, Any]:
+            self.shelf.coming.remove(coming)
+            try:
+                held = future.result()
+            except Exception as problem:
+                raise self.engine.seats.told(problem) from None
+            if coming.overtaken:
+                raise Refusal(
+                    409,
+                    f"the pot {name!r} was deleted or replaced while it was being brought back, and that holds",
+                    code="pot_changed",
+                    param="name",
+                )
+            return self._put(held)
 
-        return self.engine.disk.submit(bring)
+        return self.engine.disk.read(functools.partial(self.engine.seats.open, path), arrived)
 
     def _put(self, held: Held) -> dict[str, Any]:
         assert held.name is not None
@@ -131,11 +177,16 @@ class Pots:
             self.shelf.put(held)
         return self.about(held.name)
 
-    def delete(self, name: str) -> dict[str, Any]:
+    def delete(self, name: str) -> Future[dict[str, Any]]:
+        """Forget a pot and delete its file. Whatever is being written or brought back under this name goes, too."""
         if self._being_filled(name) is not None:
             raise Refusal(409, f"the pot {name!r} is being filled: leave that request first", code="pot_busy", param="name")
-        self.shelf.delete(name)
-        return {"name": name, "object": "pot", "deleted": True}
+        if not self.shelf.exists(name):
+            raise unknown(name)
+        self.shelf.overtake(name)
+        if self.shelf.folder is None:
+            return ready({"name": name, "object": "pot", "deleted": True})
+        return self.engine.seats.erase(name)
 
     def _path(self, name: str) -> Any:
         path = self.shelf.path(name)

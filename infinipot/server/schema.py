@@ -18,6 +18,8 @@ def whole_characters(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(whole_characters)]
+SALT = "A secret of the client's: a conversation with one only goes on, and is only named, with it."
+Salt = Annotated[Text, Field(min_length=1, max_length=256, description=SALT)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 
 
@@ -80,6 +82,7 @@ class Options(PotOptions):
     session: Name | None = Field(
         None, description="A label of the conversation: it only goes on in pots with the same label, and can be named by it (POST /v1/pots)."
     )
+    cache_salt: Salt | None = None
 
 
 class ChatRequest(Options):
@@ -131,6 +134,7 @@ class NewPot(FillOptions):
     name: Name
     text: Text | None = None
     session: Name | None = None
+    cache_salt: Salt | None = None
 
 
 class Problem(BaseModel):

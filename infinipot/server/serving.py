@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from infinipot.config import PotConfig, Sampling
 from infinipot.policies import POLICIES
 from infinipot.server.answering import Answering
+from infinipot.server.claim import Claim
 from infinipot.server.echoing import Echoing
 from infinipot.server.engine import Engine, Settings
 from infinipot.server.mailbox import Mailbox, ask
@@ -61,12 +62,15 @@ class Serving:
         self._load = load
         self._engine: Engine | None = None
         self._pots: Pots | None = None
+        self._claim: Claim | None = None
 
     def start(self) -> None:
         """Load the model and begin. Returns when that is done; what fails is in `failure`."""
         from infinipot.model.runner import Host
 
         try:
+            if self.settings.pot_dir is not None:
+                self._claim = Claim(self.settings.pot_dir, self.settings.shared)
             model, tokenizer = self._load()
             engine = Engine(Host(model), tokenizer, self.settings, self.metrics)
             engine.start()
@@ -88,6 +92,8 @@ class Serving:
         """End what runs, write what can be written, and return when that is done."""
         if self._engine is not None:
             self._engine.stop()
+        if self._claim is not None:
+            self._claim.end()
 
     @property
     def engine(self) -> Engine:
@@ -146,6 +152,7 @@ class Serving:
                 top=(body.top_logprobs or 0) if body.logprobs else None,
                 pot=body.pot,
                 label=body.session,
+                salt=body.cache_salt or "",
             ),
             mailbox,
         )
@@ -176,7 +183,7 @@ class Serving:
                     config, prompt, sampling, engine.words, mailbox.send, host=engine.host, silent=body.max_tokens == 0, **given
                 )
             else:
-                given |= {"pot": body.pot, "label": body.session, "kept": body.session is not None}
+                given |= {"pot": body.pot, "label": body.session, "kept": body.session is not None, "salt": body.cache_salt or ""}
                 work = Answering(config, prompt, sampling, engine.words, mailbox.send, **given)
             works.append((work, mailbox))
         return works

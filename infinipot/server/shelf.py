@@ -7,8 +7,11 @@ import contextlib
 import dataclasses
 import hashlib
 import re
+import stat
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +22,24 @@ from infinipot.config import PotConfig
 from infinipot.model.runner import Host
 from infinipot.pot_file import Origin, config_of, describe
 from infinipot.server.refusal import Refusal
+from infinipot.server.schema import NAME
 from infinipot.server.words import Behind
 from infinipot.session import Session
 
 SUFFIX = ".pot.safetensors"
+NAMED = re.compile(NAME)
+UNFINISHED = re.compile(r"^\..*\.part$|^\.tmp[0-9A-Za-z]{6}$")
+"""Files that were being written; the second is what safetensors calls them."""
 CONVERSATION = re.compile(r"^([0-9]+)-([0-9a-f]{64})$")
 ABANDONED_S = 3600
 """In a folder that other servers use, too, a file that is this old and still not whole is nobody's any more."""
 
 
-def scope_of(config: PotConfig, templated: bool, pot: str = "", label: str = "") -> str:
+def scope_of(config: PotConfig, templated: bool, pot: str = "", label: str = "", salt: str = "") -> str:
     """What two requests must share, besides token ids, for one to go on in the other's pot."""
     options = dataclasses.replace(config, chunk_tokens=1)  # results do not depend on it
-    return repr((options, templated, pot, label))
+    shared = (options, templated, pot, label)
+    return repr((*shared, salt) if salt else shared)
 
 
 def digests(scope: str, ids: list[int], counts: Iterable[int]) -> dict[tuple[int, str], int]:
@@ -52,6 +60,8 @@ class Held:
     key: tuple[int, str]
     behind: Behind
     label: str | None = None
+    salt: str = ""
+    """What a request must know, besides the label, to name the conversation."""
     name: str | None = None
     content: str = ""
     """A named pot: what tells it from any other that had its name."""
@@ -60,10 +70,22 @@ class Held:
     saved: bool = False
     expendable: bool = False
     """A named pot that may be lost."""
-    stuck: bool = False
-    """Writing it to disk failed: it cannot leave memory."""
+    retry_at: float = 0.0
+    """When to try again, as writing it to disk has failed; until then a named pot cannot leave memory."""
+    trouble: Exception | None = None
+    """Why that failed."""
+    writing: Future[None] | None = None
+    """A named pot that is written, or was, as it took its name."""
     stamp: tuple[int, int] | None = None
     """A named pot that is saved: which file it is the same as."""
+
+
+@dataclasses.dataclass(eq=False)
+class Coming:
+    """A pot on its way from disk. overtaken: meanwhile another took its name, or it was deleted: it must not arrive."""
+
+    name: str | None
+    overtaken: bool = False
 
 
 class Shelf:
@@ -76,14 +98,22 @@ class Shelf:
         self.folder, self.files, self.shared = folder, files, shared and folder is not None
         self.held: list[Held] = []
         self.on_disk: dict[tuple[int, str], Path] = {}
+        self.passed: set[Path] = set()
+        """Conversations on disk that cannot be used here, and are left alone: another dtype's, another model's."""
+        self.doomed: Counter[str] = Counter()
+        """Names whose files are being deleted: to everybody else they are gone."""
+        self.coming: list[Coming] = []
+        self.secure: Callable[[Held], None] = lambda held: None
+        """Sees to the file of a pot that has taken a name."""
         self._indexed = 0
         """When the folder of conversations had last changed as it was looked at; 0 if it may have changed since."""
         if folder is not None:
             self.conversations.mkdir(parents=True, exist_ok=True)
             before = time.time() - ABANDONED_S if shared else float("inf")
-            for part, changed in by_age((*folder.glob(".*.part"), *self.conversations.glob(".*.part"))):
+            begun = [path for place in (folder, self.conversations) for path in place.iterdir() if UNFINISHED.match(path.name)]
+            for path, changed in by_age(begun):
                 if changed < before:
-                    part.unlink(missing_ok=True)  # what a server that was killed left behind
+                    path.unlink(missing_ok=True)  # what a server that was killed left behind
             self._index()
 
     def _index(self) -> None:
@@ -104,8 +134,11 @@ class Shelf:
 
     # ---------------------------------------------------------------- finding
 
-    def find(self, scope: str, ids: list[int]) -> Held | Path | None:
-        """The pot that has read the longest beginning of these ids, leaving at least the last one to be read."""
+    def find(self, scope: str, ids: list[int], besides: Iterable[Path] = ()) -> Held | Path | None:
+        """The pot that has read the longest beginning of these ids, leaving at least the last one to be read.
+
+        besides: files not to try."""
+        left = self.passed.union(besides)
         if self.shared:
             self._index()
         there = {held.key: held for held in self.held if held.name is None}
@@ -113,7 +146,7 @@ class Shelf:
         for key in reversed(keys):
             if key in there:
                 return there[key]
-            if key in self.on_disk:
+            if key in self.on_disk and self.on_disk[key] not in left:
                 return self.on_disk[key]
         return None
 
@@ -122,13 +155,14 @@ class Shelf:
         self.held.append(held)
 
     def put(self, held: Held) -> None:
-        """Keep a pot; one that has read the same goes."""
-        self.held = [other for other in self.held if other.key != held.key or other.name != held.name]
+        """Keep a pot; one that has read the same goes, and one of the same name."""
+        self.held = [other for other in self.held if other.name != held.name or (held.name is None and other.key != held.key)]
         self.held.append(held)
 
-    def labelled(self, label: str) -> Held | None:
-        """The newest conversation with this label."""
-        return next((held for held in reversed(self.held) if held.label == label and held.name is None), None)
+    def labelled(self, label: str, salt: str = "") -> Held | None:
+        """The newest conversation with this label, of those that know its salt."""
+        wanted = (label, salt, None)
+        return next((held for held in reversed(self.held) if (held.label, held.salt, held.name) == wanted), None)
 
     # ---------------------------------------------------------------- making room
 
@@ -140,7 +174,9 @@ class Shelf:
 
     def stays(self, held: Held) -> bool:
         """Whether a pot cannot leave memory: it has a name, and would not come back."""
-        return held.name is not None and not held.expendable and (self.folder is None or held.stuck)
+        if held.name is None or held.expendable:
+            return False
+        return self.folder is None or (not held.saved and time.monotonic() < held.retry_at)
 
     def place(self, held: Held) -> Path | None:
         """The file for a pot that leaves memory; None if it need not be written."""
@@ -152,22 +188,37 @@ class Shelf:
 
     def written(self, held: Held, path: Path) -> None:
         """A pot is on disk now. The oldest conversations there make room for it."""
-        held.saved = True
+        held.saved, held.retry_at, held.trouble = True, 0.0, None
         if held.name is None:
             self.on_disk[held.key] = path
+            self.passed.discard(path)
             while len(self.on_disk) > self.files:
-                self.forget(next(iter(self.on_disk.values())))
+                oldest = next(iter(self.on_disk.values()))
+                self.forget(oldest)
+                with contextlib.suppress(OSError):
+                    oldest.unlink(missing_ok=True)
 
     def forget(self, path: Path) -> None:
-        """Delete a conversation's file; other files are left alone."""
-        for key in [key for key, there in self.on_disk.items() if there == path]:
-            self.on_disk.pop(key).unlink(missing_ok=True)
+        """No longer know a conversation's file."""
+        self.on_disk = {key: there for key, there in self.on_disk.items() if there != path}
+        self.passed.discard(path)
+
+    def set_aside(self, path: Path) -> None:
+        """Give a damaged conversation's file another name: it is looked for no more, but still there to be seen."""
+        self.forget(path)
+        with contextlib.suppress(OSError):
+            path.replace(path.with_name(path.name + ".damaged"))
 
     # ---------------------------------------------------------------- names
 
     def path(self, name: str) -> Path | None:
         """The file of a named pot. Names are checked when they come in: they have neither dots nor slashes."""
         return None if self.folder is None else self.folder / f"{name}{SUFFIX}"
+
+    def file(self, name: str) -> Path | None:
+        """The file of a named pot, if there is one."""
+        path = self.path(name)
+        return path if path is not None and name not in self.doomed and path.is_file() else None
 
     def name_of(self, path: Path) -> str | None:
         """The name of the pot in a file; None for conversations."""
@@ -182,29 +233,43 @@ class Shelf:
         return None
 
     def exists(self, name: str) -> bool:
-        path = self.path(name)
-        return self.named(name) is not None or (path is not None and path.is_file())
+        return self.named(name) is not None or self.file(name) is not None
 
     def names(self) -> list[str]:
         there = {held.name for held in list(self.held) if held.name is not None and self.named(held.name) is not None}
         if self.folder is not None:
-            there |= {path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}")}
+            found = {path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}")}
+            there |= {name for name in found if NAMED.match(name) and self.file(name) is not None}
         return sorted(there)
 
-    def delete(self, name: str, missing_ok: bool = False) -> None:
-        if not missing_ok and not self.exists(name):
-            raise unknown(name)
+    def expect(self, name: str | None) -> Coming:
+        """Note that a pot is being read; whoever notes it takes it out of `coming`."""
+        coming = Coming(name)
+        self.coming.append(coming)
+        return coming
+
+    def take_name(self, held: Held) -> None:
+        """Put a new pot in the place of whatever had its name."""
+        assert held.name is not None
+        self.overtake(held.name)
+        self.put(held)
+        self.secure(held)
+
+    def overtake(self, name: str) -> None:
+        """Whatever had this name is no longer that pot, nor is what is on its way from disk. Its file stays."""
         self.held = [held for held in self.held if held.name != name]
-        if (path := self.path(name)) is not None:
-            path.unlink(missing_ok=True)
+        for coming in self.coming:
+            coming.overtaken |= coming.name == name
 
 
 def by_age(paths: Iterable[Path]) -> list[tuple[Path, float]]:
-    """Files and when they were written, the oldest first. One that another server deletes meanwhile is left out."""
+    """Files and when they were written, the oldest first. What is no file, or has no end to its links, is left out."""
     found = []
     for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            found.append((path, path.stat().st_mtime))
+        with contextlib.suppress(OSError):
+            about = path.stat()
+            if stat.S_ISREG(about.st_mode):
+                found.append((path, about.st_mtime))
     return sorted(found, key=lambda one: one[1])
 
 

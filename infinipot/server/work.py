@@ -33,6 +33,8 @@ class Work:
         self.served = 0.0
         """When it last had a slice."""
         self.tokens_read = self.tokens_said = 0
+        self.passed: set[Path] = set()
+        """Files that this work does without: they could not be read just now."""
 
     @property
     def own(self) -> Session:
