@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from infinipot import __version__
 from infinipot.server import page, potroutes
 from infinipot.server.answering import Answering
+from infinipot.server.bodies import JsonRoute
 from infinipot.server.events import Done, Event
 from infinipot.server.guard import Guard
 from infinipot.server.mailbox import Mailbox, running
@@ -29,7 +30,7 @@ from infinipot.server.serving import Served, Serving, refused
 ALIVE_S = 5.0
 """A stream says something at least so often, and an error that comes within this time has an HTTP status of its own."""
 
-router = APIRouter(responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
+router = APIRouter(route_class=JsonRoute, responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 Work = tuple[Answering, Mailbox]
@@ -181,8 +182,8 @@ async def on_invalid(request: Request, problem: Exception) -> Response:
     """The first thing that is wrong with a request, in a sentence."""
     assert isinstance(problem, RequestValidationError)
     error = problem.errors()[0]
-    where = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
-    place = ".".join(where)
+    where = [str(part) for part in error["loc"] if part not in ("body", "query", "path") and "[" not in str(part)]  # [: one of several kinds
+    place = ".".join(where)[:200]
     text = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}.get(error["type"], error["msg"])
     more = f" (and {len(problem.errors()) - 1} more)" if len(problem.errors()) > 1 else ""
     message = f"{place}: {text}{more}" if place else f"the body cannot be used: {text}"

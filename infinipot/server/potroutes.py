@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPBearer
 
 from infinipot.server import schema
+from infinipot.server.bodies import JsonRoute
 from infinipot.server.events import Done
 from infinipot.server.filling import Filling
 from infinipot.server.mailbox import Mailbox, ask
@@ -26,7 +27,7 @@ AHEAD_TOKENS = 1 << 14
 """A stream is received no further than so many tokens ahead of the reading."""
 TEXT_BODY = {"requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}}}
 
-router = APIRouter(prefix="/v1/pots", responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
+router = APIRouter(prefix="/v1/pots", route_class=JsonRoute, responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
 PotName = Annotated[str, Path(pattern=NAME)]
 
 

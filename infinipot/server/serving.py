@@ -25,6 +25,8 @@ from infinipot.server.words import Behind
 
 log = logging.getLogger("infinipot")
 
+PATIENCE_S = 60.0
+
 
 def config_of(given: PotOptions, base: PotConfig) -> PotConfig:
     """The server's pot with what the request says otherwise. A request never gets a larger pot, or one without a bound."""
@@ -50,12 +52,22 @@ class Serving:
     """A model that is being served: loaded in the background, then asked through the engine."""
 
     def __init__(
-        self, model: str, load: Callable[[], tuple[Any, Any]], settings: Settings, *, api_key: str | None = None, max_body_bytes: int = 1 << 26
+        self,
+        model: str,
+        load: Callable[[], tuple[Any, Any]],
+        settings: Settings,
+        *,
+        api_key: str | None = None,
+        max_body_bytes: int = 1 << 26,
+        patience_s: float = PATIENCE_S,
     ) -> None:
+        """patience_s: how long a client may keep the server waiting for its request, or not fetch its answer."""
         path = Path(model)
         self.name = path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
         self.names = {self.name, model}
-        self.settings, self.api_key, self.max_body_bytes = settings, api_key, max_body_bytes
+        self.settings, self.api_key, self.max_body_bytes, self.patience_s = settings, api_key, max_body_bytes, patience_s
+        self.held_bytes = 0
+        """Bytes of all bodies in hand."""
         self.metrics = Metrics()
         self._failure: Exception | None = None
         self._load = load
