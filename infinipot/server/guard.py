@@ -1,4 +1,4 @@
-"""Who may come in: the API key, and no pages of other sites. Counts what goes out."""
+"""Who may come in: the API key, and no pages of other sites, under whatever name. Counts what goes out."""
 
 from __future__ import annotations
 
@@ -71,6 +71,8 @@ class Guard:
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
             return Refusal(403, "pages of other sites may not use this server", code="cross_origin")
         key = self.serving.api_key
+        if key is None and (refusal := self.serving.hosts.refusal(headers.get("host"))):  # with a key no page of others gets far
+            return refusal
         if key is None or path in OPEN or path.startswith("/page/"):
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")

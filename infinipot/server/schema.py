@@ -168,6 +168,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     409: {"model": ErrorReply, "description": "It cannot be done as things are: a name is in use, a file is damaged."},
     408: {"model": ErrorReply, "description": "The body came too slowly."},
     413: {"model": ErrorReply, "description": "The body is too large."},
+    421: {"model": ErrorReply, "description": "The server is asked under a name that it does not know."},
     429: {"model": ErrorReply, "description": "Too many requests are waiting."},
     503: {"model": ErrorReply, "description": "Not now: the model is loading, memory or disk are full."},
 }
