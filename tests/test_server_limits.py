@@ -169,15 +169,17 @@ def test_a_body_that_dribbles_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         assert here.http.get("/v1/pots").json()["data"] == []
 
 
-def test_an_answer_that_is_not_fetched_waits_and_ends() -> None:
-    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000, "stream": True})
+def test_an_answer_that_is_not_fetched_ends() -> None:
+    """Not before the kernel's buffers are full, too: probabilities fill them soon."""
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000, "stream": True, "logprobs": True}
+    body = json.dumps({**asked, "top_logprobs": 20})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with live({"max_sessions": 2}, patience_s=8) as here, connected(here) as lazy:
+    with live({"max_sessions": 2}, patience_s=3) as here, connected(here) as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         lazy.sendall((head + body).encode())
         here.wait("infinipot_running", 1)
-        here.wait("infinipot_running", 0, timeout_s=60)
-        assert here.gauge("infinipot_tokens_generated_total") < 100_000
+        here.wait("infinipot_running", 0, timeout_s=120)
+        assert here.gauge("infinipot_tokens_generated_total") < 90_000
 
 
 def test_an_answer_that_nobody_fetches_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,11 +222,15 @@ def test_too_many_connections(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
         assert ended(idle[0]) == b""
         assert len([record for record in caplog.records if "connections" in record.getMessage()]) == 1
     with live() as here, contextlib.ExitStack() as stack:
-        busy = [stack.enter_context(connected(here)) for _ in range(12)]
-        for number, connection in enumerate(busy):
-            connection.sendall(upload(f"x{number}", 1000))
-            time.sleep(0.02)
-        assert b"503" in ended(busy[-1])
+        here.http.close()
+        for number in range(10):
+            stack.enter_context(connected(here)).sendall(upload(f"x{number}", 1000))
+        until = time.monotonic() + 20
+        said = b""
+        while b" 503 " not in said and time.monotonic() < until:  # those that have sent all are busy soon
+            time.sleep(0.5)
+            said = ended(stack.enter_context(connected(here)))
+        assert b"too_many_connections" in said
 
 
 def test_without_file_handles_the_log_stays_short(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,7 +249,7 @@ def test_the_longest_answer(server: Live) -> None:
         reply = server.http.post(path, json={"model": "tiny", "max_tokens": 2**31, **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
         assert "131,072" in reply.json()["error"]["message"]
-    for more in ({"max_tokens": 20_000}, {"max_tokens": 0, "echo": True, "prompt": list(range(5, 100)) * 200}):
+    for more in ({"max_tokens": 20_000}, {"max_tokens": 0, "echo": True, "prompt": [5] * 20_000}):
         reply = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "logprobs": 20, **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs")
 

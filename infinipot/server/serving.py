@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
 
 from infinipot.options import PotConfig, Sampling
 from infinipot.policies import POLICIES
@@ -239,6 +240,8 @@ Served = Annotated[Serving, Depends(serving_of)]
 
 def refused(problem: Exception) -> Refusal:
     """For handlers: what went wrong in them, as a client is told. What is the server's fault is logged."""
+    if isinstance(problem, ClientDisconnect):
+        return Refusal(400, "the client has left")  # nobody hears it
     refusal = refusal_of(problem)
     if refusal.status >= 500 and not isinstance(problem, Refusal):
         log.error("a request failed: %s", problem, exc_info=problem)
