@@ -125,7 +125,8 @@ def test_a_client_that_stops_reading(tmp_path: Path) -> None:
         body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000, "stream": True})
         with socket.create_connection(("127.0.0.1", int(here.url.rsplit(":", 1)[1]))) as lazy:
             lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            kind = "Host: localhost\r\nContent-Type: application/json"
+            head = f"POST /v1/chat/completions HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
             lazy.sendall((head + body).encode())
             here.wait("infinipot_running", 1)
             for _ in range(3):
@@ -234,7 +235,7 @@ def test_a_process_serves_and_stops(tmp_path: Path) -> None:
         time.sleep(0.05)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
     assert httpx.post(f"{url}/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == 5
-    endless = {**body, "max_tokens": 10**6, "messages": [{"role": "user", "content": "Never end"}]}
+    endless = {**body, "max_tokens": 100_000, "messages": [{"role": "user", "content": "Never end"}]}
     with ThreadPoolExecutor(2) as clients:
         asked = [clients.submit(httpx.post, f"{url}/v1/chat/completions", json={**endless, "stream": on}, timeout=60) for on in (False, True)]
         while "infinipot_running 2.0" not in httpx.get(f"{url}/metrics").text:

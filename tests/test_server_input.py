@@ -14,7 +14,7 @@ from mutations import requests
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
 
-ALLOWED = {200, 201, 400, 401, 403, 404, 405, 409, 413, 429}
+ALLOWED = {200, 201, 400, 401, 403, 404, 405, 409, 413, 421, 429}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
@@ -172,6 +172,17 @@ def serve(
     max_sessions: Annotated[int, typer.Option("--max-sessions", metavar="N", help="Pots in memory, those in use among them.")] = 8,
     queue: Annotated[int, typer.Option("--queue", metavar="N", help="Requests that may wait; more are refused.")] = 64,
     max_body_mb: Annotated[int, typer.Option("--max-body-mb", metavar="N", help="Largest request; streamed texts have no limit.")] = 64,
+    most_tokens: Annotated[int, typer.Option("--max-tokens-limit", metavar="N", help="Longest answer that may be asked for.")] = 1 << 17,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--client-timeout", metavar="S", help="How long a client may send nothing of its request, or fetch nothing of its answer."
+        ),
+    ] = 60,
+    allowed_host: Annotated[
+        Optional[list[str]],
+        typer.Option("--allowed-host", metavar="NAME", help="Without a key: also answer when asked under this name; repeatable, * is any."),
+    ] = None,
     ray: Annotated[
         Optional[str], typer.Option("--ray", metavar="ADDRESS", help="Serve from a Ray cluster: its address, or local for one on this machine.")
     ] = None,
@@ -186,8 +197,9 @@ def serve(
     from infinipot.cli import serve
 
     cluster = {"ray": ray, "replicas": replicas, "max_replicas": max_replicas}
-    options = {"pot_dir": pot_dir, "max_sessions": max_sessions, "queue": queue}
-    serve.run(given, model, host=host, port=port, api_key=api_key, max_body_mb=max_body_mb, cluster=cluster, **options)
+    options: dict[str, Any] = {"pot_dir": pot_dir, "max_sessions": max_sessions, "queue": queue, "most_tokens": most_tokens}
+    limits: dict[str, Any] = {"max_body_mb": max_body_mb, "patience_s": patience, "allowed_hosts": tuple(allowed_host or ())}
+    serve.run(given, model, host=host, port=port, api_key=api_key, cluster=cluster, **limits, **options)
     return 0
 
 

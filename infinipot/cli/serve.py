@@ -35,14 +35,14 @@ def few_heaps() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, shared: bool) -> Settings:
+def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, most_tokens: int, shared: bool) -> Settings:
     from infinipot.checks import within
     from infinipot.cli import useful
     from infinipot.config import PotConfig, Sampling
     from infinipot.policies import POLICIES
     from infinipot.server.engine import Settings
 
-    for name, value, least in (("max-sessions", max_sessions, 2), ("queue", queue, 1)):
+    for name, value, least in (("max-sessions", max_sessions, 2), ("queue", queue, 1), ("max-tokens-limit", most_tokens, 1)):
         within(name, value, least)
     config = PotConfig(**given.of(PotConfig))
     reads = POLICIES[config.policy].reads
@@ -57,9 +57,10 @@ def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | 
         if not os.access(pot_dir, os.W_OK):
             raise BadUse(f"cannot use --pot-dir {pot_dir}: it cannot be written to")
     sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling)})
-    return Settings(
-        config=config, sampling=sampling, max_sessions=max_sessions, queue=queue, pot_dir=pot_dir, shared=shared and pot_dir is not None
-    )
+    if sampling.max_tokens > most_tokens:
+        raise BadUse(f"--max-tokens {sampling.max_tokens} is above --max-tokens-limit {most_tokens}: lower one or raise the other")
+    bounds = {"max_sessions": max_sessions, "queue": queue, "most_tokens": most_tokens}
+    return Settings(config=config, sampling=sampling, pot_dir=pot_dir, shared=shared and pot_dir is not None, **bounds)
 
 
 def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
@@ -90,6 +91,8 @@ def run(
     port: int,
     api_key: str | None,
     max_body_mb: int,
+    patience_s: float,
+    allowed_hosts: tuple[str, ...],
     cluster: dict[str, Any],
     **options: Any,
 ) -> None:
@@ -99,13 +102,20 @@ def run(
     if ray is None and (replicas, most) != (None, None):
         raise BadUse("--replicas and --max-replicas are for a Ray cluster: give --ray, too")
     try:
+        from infinipot.checks import within
+        from infinipot.server.hosts import Hosts
         from infinipot.server.run import bound, serve
         from infinipot.server.serving import Serving
     except ModuleNotFoundError as problem:
         raise BadUse(f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'") from None
     logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
     settings = settings_of(given, shared=ray is not None, **options)
-    limits: dict[str, Any] = {"api_key": api_key or None, "max_body_bytes": max_body_mb << 20}
+    if not (os.environ.get("INFINIPOT_API_KEY", "none") if api_key is None else api_key).strip():
+        raise BadUse("the API key is empty, which would let anybody in: give one, or leave out --api-key and INFINIPOT_API_KEY altogether")
+    for name, value in (("max-body-mb", max_body_mb), ("client-timeout", patience_s)):
+        within(name, value, 1)
+    limits: dict[str, Any] = {"api_key": api_key, "max_body_bytes": max_body_mb << 20, "patience_s": patience_s}
+    limits["hosts"] = Hosts(host, allowed_hosts)
     start: Callable[[socket.socket], None]
     if ray is None:
         start = functools.partial(serve, Serving(model, loader(given, model), settings, **limits))

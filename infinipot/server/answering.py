@@ -133,7 +133,9 @@ class Answering(Work):
     def _show(self, text: str) -> None:
         if text:
             self.text += text
-            self.send(Piece(text, self.likely[self._shown : len(self.said)]))
+            new = len(self.said) - self._shown
+            self.send(Piece(text, self.likely[:new]))
+            self.likely = self.likely[new:]
             self._shown = len(self.said)
 
     def usage(self) -> dict[str, object]:

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from infinipot import __version__
 from infinipot.server import page, potroutes
 from infinipot.server.answering import Answering
+from infinipot.server.bodies import JsonRoute
 from infinipot.server.events import Done, Event
 from infinipot.server.guard import Guard
 from infinipot.server.mailbox import Mailbox, running
@@ -29,7 +30,12 @@ from infinipot.server.serving import Served, Serving, refused
 ALIVE_S = 5.0
 """A stream says something at least so often, and an error that comes within this time has an HTTP status of its own."""
 
-router = APIRouter(responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
+STUCK_S = 120.0
+"""A server that does nothing for so long, though somebody waits, cannot serve."""
+MOST_TOKENIZED = 1 << 22
+"""Characters that /tokenize takes."""
+
+router = APIRouter(route_class=JsonRoute, responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
 
 
 Work = tuple[Answering, Mailbox]
@@ -70,13 +76,21 @@ async def completions(body: CompletionRequest, request: Request, serving: Served
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, serving: Served) -> dict[str, Any]:
+async def tokenize(body: TokenizeRequest, serving: Served) -> Response:
     """A text's token ids, as they would be read."""
     serving.check_model(body.model)
-    words = serving.engine.words
-    ids = await asyncio.to_thread(words.ids, body.prompt)
-    offsets = await asyncio.to_thread(words.offsets, body.prompt) if body.offsets else None
-    return {"tokens": ids, "count": len(ids), **({"offsets": offsets} if body.offsets else {})}
+    words, prompt = serving.engine.words, body.prompt
+    if len(prompt) > MOST_TOKENIZED:
+        message = f"the prompt has {len(prompt):,} characters: {MOST_TOKENIZED:,} are allowed; send it in parts, cut behind the end of a line"
+        raise Refusal(400, message, param="prompt")
+
+    def told() -> Response:
+        ids = words.ids(prompt)
+        starts = words.offsets(prompt) if body.offsets else None
+        offsets = starts if starts is not None and len(starts) == len(ids) else None
+        return JSONResponse({"tokens": ids, "count": len(ids), **({"offsets": offsets} if body.offsets else {})})
+
+    return await serving.prepared(told)
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
@@ -90,8 +104,9 @@ health_router = APIRouter()
 
 @health_router.get("/health", responses={503: REFUSALS[503]})
 async def health(serving: Served) -> dict[str, str]:
-    """Whether the model is loaded."""
-    serving.engine  # noqa: B018 (refuses while it is loading)
+    """Whether requests are served: 503 while the model is loading, and when nothing has gone on for long though something should."""
+    if serving.engine.stuck_s > STUCK_S:
+        raise Refusal(503, f"requests wait, and nothing has gone on for {serving.engine.stuck_s:.0f} seconds", code="stuck")
     return {"status": "ok", "model": serving.name, "version": __version__}
 
 
@@ -110,7 +125,7 @@ async def reply(request: Request, serving: Serving, works: list[Work], form: For
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if answers.done():
-                return JSONResponse(form.whole(answers.result()))
+                return JSONResponse(await asyncio.to_thread(form.whole, answers.result()))
             raise Refusal(400, "the client has left")  # nobody hears it
         finally:
             gone.cancel()
@@ -181,8 +196,8 @@ async def on_invalid(request: Request, problem: Exception) -> Response:
     """The first thing that is wrong with a request, in a sentence."""
     assert isinstance(problem, RequestValidationError)
     error = problem.errors()[0]
-    where = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
-    place = ".".join(where)
+    where = [str(part) for part in error["loc"] if part not in ("body", "query", "path") and "[" not in str(part)]  # [: one of several kinds
+    place = ".".join(where)[:200]
     text = {"extra_forbidden": "is not a field of this request", "missing": "is missing"}.get(error["type"], error["msg"])
     more = f" (and {len(problem.errors()) - 1} more)" if len(problem.errors()) > 1 else ""
     message = f"{place}: {text}{more}" if place else f"the body cannot be used: {text}"
@@ -232,7 +247,7 @@ def create_app(serving: Serving) -> FastAPI:
                 for operation in path.values():
                     operation["responses"].pop("422", None)
             for schema in ("ChatRequest", "CompletionRequest"):
-                document["components"]["schemas"][schema]["properties"]["model"]["enum"] = sorted(serving.names)
+                document["components"]["schemas"][schema]["properties"]["model"]["enum"] = [serving.name]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

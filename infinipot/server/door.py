@@ -11,14 +11,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from ray.exceptions import RayActorError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from infinipot.server.guard import Guard, counting
+from infinipot.server.bodies import parsed, receiving
+from infinipot.server.guard import Guard
 from infinipot.server.refusal import Refusal
 from infinipot.server.schema import ChatRequest, CompletionRequest, NewPot, Options
 from infinipot.server.serving import Serving
@@ -46,8 +47,8 @@ def key_of(method: str, path: str, body: bytes, saved: Callable[[str], bool] | N
     if kind is None or method != "POST":
         return ""
     try:
-        given: Any = kind.model_validate_json(body)
-    except ValidationError:
+        given: Any = kind.model_validate(parsed(body))
+    except (ValueError, RecursionError, HTTPException):
         return ""  # any replica says what is wrong with it
     if isinstance(given, NewPot):
         if given.session is not None and saved is None:
@@ -97,7 +98,7 @@ class Door:
         try:
             await self._forward(scope, receive, send)
         except HTTPException as problem:
-            put = scope["method"] == "PUT"
+            put = scope["method"] == "PUT" and problem.status_code == 413
             message = LONG.format(self.serving.max_body_bytes) if put else str(problem.detail)
             await self._refuse(Refusal(problem.status_code, message), scope, receive, send)
         except Refusal as problem:
@@ -109,7 +110,7 @@ class Door:
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = {name: scope[name] for name in SENT if name in scope}
         try:
-            body = await Request(scope, counting(receive, self.serving.max_body_bytes)).body()
+            body = await Request(scope, receiving(receive, self.serving.patience_s, self.serving.max_body_bytes)).body()
         except ClientDisconnect:
             return
         gather = GATHERED.get(sent["path"]) if sent["method"] == "GET" else None

@@ -48,7 +48,9 @@ class Settings:
     max_sessions: int = 8
     """Pots in memory, those in use among them."""
     queue: int = 64
-    """Requests that wait for a place; more are refused."""
+    """Requests that wait for a place; more are refused. One may be of several prompts, each with a place of its own."""
+    most_tokens: int = 1 << 17
+    """Longest answer that may be asked for."""
     pot_dir: Path | None = None
     pot_files: int = 256
     """Conversations on disk; the oldest are deleted."""
@@ -62,7 +64,7 @@ class Engine:
     def __init__(self, host: Host, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
         self.host, self.settings, self.metrics = host, settings, metrics
         self.words = Words(tokenizer, host.vocabulary)
-        self.post = Post()
+        self.post = Post(lambda: self.call(lambda: None))
         self.waiting: deque[Work] = deque()
         self.running: list[Work] = []
         self.disk = Disk(self)
@@ -74,6 +76,7 @@ class Engine:
         """Whether nobody does any more what is asked for by `call`."""
         self._read_s = self._answer_s = 0.0
         self._counted = 0.0, 0
+        self._active = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
 
     def start(self) -> None:
@@ -113,13 +116,23 @@ class Engine:
 
     # ---------------------------------------------------------------- from outside, by way of `call`
 
-    def submit(self, work: Work) -> None:
-        """Put a request in the queue. Raises Refusal if that is full."""
+    @property
+    def stuck_s(self) -> float:
+        """For how long nothing has gone on although there was something to do; 0 if all is well. May be called from anywhere."""
+        asked = self.waiting or any(work.readable or work.answering for work in list(self.running))
+        return time.monotonic() - self._active if asked else 0.0
+
+    def check(self) -> None:
+        """Refuse a request that would find the queue full. May be called from anywhere."""
         if self.stopped:
             raise shutting_down()
         if len(self.waiting) >= self.settings.queue:
             raise Refusal(429, f"{len(self.waiting)} requests are waiting already: try again later", code="queue_full")
-        self.waiting.append(work)
+
+    def submit(self, *works: Work) -> None:
+        """Put a request's works in the queue, all or none. Raises Refusal if that is full."""
+        self.check()
+        self.waiting.extend(works)
 
     def cancel(self, work: Work) -> None:
         """Forget a request whose client has left. Its place is free at once."""
@@ -138,7 +151,10 @@ class Engine:
                 busy = self._turn()
                 self.post.deliver()
                 self._count(idle=not busy)
+                idle = not (self.running or self.waiting)
                 self._hear(wait=not busy)
+                if busy or idle:
+                    self._active = time.monotonic()
             self._hear(wait=False)  # what has come of the disk's last works
         except Exception as problem:  # a fault of this file: nobody can be served any more
             log.critical("the engine has failed: %s", problem, exc_info=problem)
@@ -161,7 +177,7 @@ class Engine:
     def _turn(self) -> bool:
         """A slice for whoever's turn it is. Reading and answering get the same time while both are wanted. Returns whether anybody had one."""
         readers = [work for work in self.running if work.readable]
-        rows = [work for work in self.running if work.answering]
+        rows = [work for work in self.running if work.answering and not work.unheard()]
         if not readers or not rows:
             self._read_s = self._answer_s = 0.0
         started = time.perf_counter()

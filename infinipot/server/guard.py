@@ -1,4 +1,4 @@
-"""Who may come in: the API key, and no pages of other sites. Counts what goes out."""
+"""Who may come in: the API key, and no pages of other sites, under whatever name. Counts what goes out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from infinipot.server.bodies import TOO_LARGE, receiving
 from infinipot.server.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -20,22 +21,9 @@ OPEN = ("/", "/health", "/docs", "/openapi.json")
 """Paths that need no key: they tell nothing and do nothing."""
 
 
-TOO_LARGE = "the body is too large: {:,} bytes are allowed; PUT /v1/pots/NAME takes a text of any length"
-
-
-def counting(receive: Receive, most: int) -> Receive:
-    """Receives no more than so many bytes."""
-    taken = 0
-
-    async def limited() -> Message:
-        nonlocal taken
-        message = await receive()
-        taken += len(message.get("body", b""))
-        if taken > most:
-            raise HTTPException(413, TOO_LARGE.format(most))
-        return message
-
-    return limited
+ROOM = 4
+"""How many bodies of the largest size are held at once, those of requests that wait or are being answered among them."""
+FULL = "the requests in hand hold as much text as there is room for: try again later, or send a smaller one"
 
 
 class Guard:
@@ -54,25 +42,37 @@ class Guard:
             await send(message)
 
         headers = Headers(scope=scope)
-        most = self.serving.max_body_bytes
         refusal = self._refusal(scope["path"], headers)
-        if scope["method"] == "PUT":  # a stream may be of any length
-            limited = receive
-        else:
-            length = headers.get("content-length", "0")
-            if refusal is None and length.isdigit() and int(length) > most:
-                refusal = Refusal(413, TOO_LARGE.format(most))
-            limited = counting(receive, most)
+        most = None if scope["method"] == "PUT" else self.serving.max_body_bytes  # a stream may be of any length
+        length = headers.get("content-length", "0")
+        if refusal is None and most is not None and length.isdigit() and int(length) > most:
+            refusal = Refusal(413, TOO_LARGE.format(most))
         if refusal is not None:
             await JSONResponse(refusal.body(), refusal.status)(scope, receive, counted)
             return
-        await self.app(scope, limited, counted)
+        held = 0
+
+        def count(size: int) -> None:
+            nonlocal held
+            if most is None:
+                return
+            if self.serving.held_bytes + size > ROOM * most:
+                raise HTTPException(429, FULL)
+            held += size
+            self.serving.held_bytes += size
+
+        try:
+            await self.app(scope, receiving(receive, self.serving.patience_s, most, count), counted)
+        finally:
+            self.serving.held_bytes -= held
 
     def _refusal(self, path: str, headers: Headers) -> Refusal | None:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
             return Refusal(403, "pages of other sites may not use this server", code="cross_origin")
         key = self.serving.api_key
+        if key is None and (refusal := self.serving.hosts.refusal(headers.get("host"))):  # with a key no page of others gets far
+            return refusal
         if key is None or path in OPEN or path.startswith("/page/"):
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST = 512
+"""Pieces of an answer that may wait for its client."""
+
 
 class Post:
     """What the engine has to tell the event loop, all of a slice at once: to wake the loop for every piece of every answer would cost more
     than to make them. Only the engine's thread touches it."""
 
-    def __init__(self) -> None:
+    def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
+        """wake: has the engine look again, which may sleep while all its answers wait for their clients."""
         self.bag: list[tuple[Mailbox, Event]] = []
+        self.wake = wake
 
     def deliver(self) -> None:
         if self.bag:
@@ -37,12 +42,16 @@ class Post:
 
 
 class Mailbox:
-    """One work's events, in order. A client that reads slowly lets them wait here, never the engine."""
+    """One work's events, in order. A client that reads slowly lets them wait here, and its own answer when there are many; nobody else's."""
 
     def __init__(self, post: Post) -> None:
         self.post, self.loop = post, asyncio.get_running_loop()
         self.events: deque[Event] = deque()
         self._awaited: asyncio.Future[None] | None = None
+
+    def crowded(self) -> bool:
+        """Whether the answer should wait until some of it has been fetched. Called by the engine's thread."""
+        return len(self.events) >= MOST
 
     def tell(self, act: Callable[[], object]) -> None:
         """Have something done in the event loop."""
@@ -67,6 +76,8 @@ class Mailbox:
         if not self.events:
             return None
         event = self.events.popleft()
+        if len(self.events) == MOST - 1:
+            self.post.wake()
         if isinstance(event, Refusal):
             raise event
         return event
@@ -90,8 +101,7 @@ async def ask(engine: Engine, act: Callable[[], T]) -> T:
 async def running(engine: Engine, works: list[Work]):  # type: ignore[no-untyped-def]
     """Inside, the works are in the engine's hands; whoever leaves early, leaves nothing behind."""
     try:
-        for work in works:
-            await ask(engine, lambda work=work: engine.submit(work))  # type: ignore[misc]
+        await ask(engine, lambda: engine.submit(*works))
         yield
     finally:
         for work in works:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPBearer
 
 from infinipot.server import schema
+from infinipot.server.bodies import JsonRoute
 from infinipot.server.events import Done
 from infinipot.server.filling import Filling
 from infinipot.server.mailbox import Mailbox, ask
@@ -26,7 +28,7 @@ AHEAD_TOKENS = 1 << 14
 """A stream is received no further than so many tokens ahead of the reading."""
 TEXT_BODY = {"requestBody": {"required": True, "content": {"text/plain": {"schema": {"type": "string"}}}}}
 
-router = APIRouter(prefix="/v1/pots", responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
+router = APIRouter(prefix="/v1/pots", route_class=JsonRoute, responses=REFUSALS, dependencies=[Depends(HTTPBearer(auto_error=False))])
 PotName = Annotated[str, Path(pattern=NAME)]
 
 
@@ -50,7 +52,7 @@ class Receiving:
         words, first = self.engine.words, bool(text) and not self.begun
         self.begun = self.begun or first
         try:
-            ids = await asyncio.to_thread(words.first, text, self.system) if first else await asyncio.to_thread(words.ids, text)
+            ids = await words.aside(words.first, text, self.system) if first else await words.aside(words.ids, text)
         except ValueError as problem:
             raise Refusal(400, str(problem), param="system") from None
         await ask(self.engine, lambda: self.filling.feed(ids))
@@ -61,19 +63,24 @@ class Receiving:
 
     async def all(self, pieces: AsyncIterator[str]) -> dict[str, Any]:
         """Read a text that comes in pieces. Returns the pot's description."""
-        filling, engine = self.filling, self.engine
-        await ask(engine, lambda: self.serving.pots.fill(filling, self.replace))
+        filling, engine, pots = self.filling, self.engine, self.serving.pots
+        await ask(engine, lambda: pots.check(filling.name, self.replace))
         try:
-            held, enough = "", BLOCK
+            held, enough, seated = "", BLOCK, False
             async for piece in pieces:
                 held += piece
                 if len(held) > enough:
+                    if not seated:  # whoever sends nothing takes no place
+                        await ask(engine, lambda: pots.fill(filling, self.replace))
+                        seated = True
                     cut = boundary(held) or (len(held) if len(held) > LONGEST else 0)
                     enough = BLOCK if cut else 2 * len(held)
                     ready, held = held[:cut], held[cut:]
                     await self.feed(ready)
                     if self.mailbox.events:
                         break  # it failed: the rest need not come
+            if not seated:
+                await ask(engine, lambda: pots.fill(filling, self.replace))
             await self.feed(held)
             await ask(engine, lambda: setattr(filling, "complete", True))
             while not isinstance(event := await self.mailbox.next(), Done):
@@ -100,7 +107,9 @@ async def create(body: NewPot, serving: Served) -> dict[str, Any]:
         return await announced(serving, name, await ask(serving.engine, lambda: serving.pots.name(name, session, replace, salt)))
 
     async def whole() -> AsyncIterator[str]:
-        yield body.text or ""
+        text = body.text or ""
+        for start in range(0, len(text), BLOCK):
+            yield text[start : start + BLOCK]
 
     return await Receiving(serving, name, body).all(whole())
 
@@ -139,11 +148,12 @@ async def about(name: PotName, serving: Served, places: bool = False) -> dict[st
 @router.get("/{name}/events", responses=STREAMS)
 async def events(name: PotName, serving: Served) -> StreamingResponse:
     """Watch a pot being filled: server-sent events with what it keeps, until it is ready."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
+    loop, newest, news = asyncio.get_running_loop(), deque[dict[str, Any]](maxlen=1), asyncio.Event()
 
     def tell(event: dict[str, Any]) -> None:
+        newest.append(event)  # whoever reads slowly sees fewer states, not old ones
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(queue.put_nowait, event)
+            loop.call_soon_threadsafe(news.set)
 
     first = await ask(serving.engine, lambda: serving.pots.watch(name, tell))
 
@@ -154,7 +164,9 @@ async def events(name: PotName, serving: Served) -> StreamingResponse:
                 yield sse(event)
                 if event["state"] not in ("reading", "waiting"):
                     break
-                event = await queue.get()
+                await news.wait()
+                news.clear()
+                event = newest[-1]
             yield DONE
         finally:
             serving.engine.call(lambda: serving.pots.unwatch(name, tell))

@@ -21,6 +21,11 @@ class Pots:
         self.engine, self.shelf = engine, engine.seats.shelf
         self.filling: dict[str, Filling] = {}
 
+    def check(self, name: str, replace: bool) -> None:
+        """Refuse what could not be filled now, before any of it is received."""
+        self._free(name, replace)
+        self.engine.check()
+
     def _free(self, name: str, replace: bool) -> None:
         """Refuse a name that is in use, and a pot that would leave no place for questions about it."""
         if self._being_filled(name) is not None or (self.shelf.exists(name) and not replace):

@@ -6,11 +6,13 @@ import asyncio
 import errno
 import logging
 import socket
+from typing import Any
 
 import uvicorn
 
 from infinipot.checks import within
 from infinipot.server.app import create_app
+from infinipot.server.connections import BACKLOG, Connection, Seldom, most_connections
 from infinipot.server.serving import Serving
 
 GRACE_S = 5
@@ -37,13 +39,15 @@ class Server(uvicorn.Server):
     """Ends when it is told to, or when the model could not be loaded."""
 
     def __init__(self, serving: Serving) -> None:
-        app = create_app(serving)
-        super().__init__(
-            uvicorn.Config(
-                app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S + CLOSE_S, lifespan="on", ws="none", http="h11"
-            )
-        )
-        self.serving = serving
+        self.serving, self.seldom = serving, Seldom()
+        limits = {"patience_s": serving.patience_s, "most": most_connections(), "seldom": self.seldom}
+        options: dict[str, Any] = {"http": type("Connection", (Connection,), limits), "ws": "none", "lifespan": "on", "backlog": BACKLOG}
+        end_s = GRACE_S + CLOSE_S
+        super().__init__(uvicorn.Config(create_app(serving), log_config=None, access_log=False, timeout_graceful_shutdown=end_s, **options))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self.seldom.on_problem)
+        await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self.serving.failure is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """A pot's name: letters, digits, _ and -; it can never leave the folder it is saved in."""
@@ -21,10 +21,24 @@ Text = Annotated[str, AfterValidator(whole_characters)]
 SALT = "A secret of the client's: a conversation with one only goes on, and is only named, with it."
 Salt = Annotated[Text, Field(min_length=1, max_length=256, description=SALT)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
+T = TypeVar("T")
+Several = Annotated[list[T], Field(fail_fast=True)]
+"""A list that is refused for the first of its items that is wrong: to name them all takes a thousand times their memory."""
+MOST_PARTS = 10_000
+"""Messages of a conversation; parts of a message."""
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def one_stranger(cls, given: Any) -> Any:
+        """Of all fields that are not known only the first: one is enough to refuse, and each would be a problem of its own."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        strangers = [name for name in given if name not in cls.model_fields]
+        return {name: value for name, value in given.items() if name not in strangers[1:]}
 
 
 class TextPart(Strict):
@@ -34,7 +48,7 @@ class TextPart(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)]
     name: Text | None = Field(None, description="Accepted, not used.")
     refusal: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -68,7 +82,7 @@ class Options(PotOptions):
     top_k: int | None = Field(None, ge=0, le=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = None
@@ -86,7 +100,7 @@ class Options(PotOptions):
 
 
 class ChatRequest(Options):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_PARTS, fail_fast=True)]
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
@@ -96,7 +110,7 @@ class ChatRequest(Options):
 
 
 class CompletionRequest(Options):
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: Text | Several[Text] | Several[int] | Several[Several[int]]
     max_tokens: int | None = Field(None, ge=0, le=2**31, description="0 only with echo: the prompt's own log probabilities.")
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool | None = Field(None, description="The answer begins with the prompt; with logprobs, the prompt's tokens have theirs.")
@@ -156,7 +170,9 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     403: {"model": ErrorReply, "description": "The request comes from a page of another site."},
     404: {"model": ErrorReply, "description": "There is no such thing."},
     409: {"model": ErrorReply, "description": "It cannot be done as things are: a name is in use, a file is damaged."},
+    408: {"model": ErrorReply, "description": "The body came too slowly."},
     413: {"model": ErrorReply, "description": "The body is too large."},
+    421: {"model": ErrorReply, "description": "The server is asked under a name that it does not know."},
     429: {"model": ErrorReply, "description": "Too many requests are waiting."},
     503: {"model": ErrorReply, "description": "Not now: the model is loading, memory or disk are full."},
 }

@@ -7,9 +7,10 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
 
 from infinipot.config import PotConfig, Sampling
 from infinipot.policies import POLICIES
@@ -17,6 +18,7 @@ from infinipot.server.answering import Answering
 from infinipot.server.claim import Claim
 from infinipot.server.echoing import Echoing
 from infinipot.server.engine import Engine, Settings
+from infinipot.server.hosts import Hosts
 from infinipot.server.mailbox import Mailbox, ask
 from infinipot.server.metrics import Metrics
 from infinipot.server.pots import Pots
@@ -25,6 +27,11 @@ from infinipot.server.schema import ChatRequest, CompletionRequest, Options, Pot
 from infinipot.server.words import Behind
 
 log = logging.getLogger("infinipot")
+
+PATIENCE_S = 60.0
+MOST_PROBABILITIES = 250_000
+"""Log probabilities in a reply that is not streamed: each takes half a kilobyte."""
+T = TypeVar("T")
 
 
 def config_of(given: PotOptions, base: PotConfig) -> PotConfig:
@@ -51,12 +58,28 @@ class Serving:
     """A model that is being served: loaded in the background, then asked through the engine."""
 
     def __init__(
-        self, model: str, load: Callable[[], tuple[Any, Any]], settings: Settings, *, api_key: str | None = None, max_body_bytes: int = 1 << 26
+        self,
+        model: str,
+        load: Callable[[], tuple[Any, Any]],
+        settings: Settings,
+        *,
+        api_key: str | None = None,
+        max_body_bytes: int = 1 << 26,
+        patience_s: float = PATIENCE_S,
+        hosts: Hosts = Hosts(),  # noqa: B008 (it cannot be changed)
     ) -> None:
+        """patience_s: how long a client may keep the server waiting for its request, or not fetch its answer."""
+        if api_key is not None and not api_key.strip():
+            raise ValueError("the API key is empty: give one that is not, or none at all")
         path = Path(model)
         self.name = path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
         self.names = {self.name, model}
-        self.settings, self.api_key, self.max_body_bytes = settings, api_key, max_body_bytes
+        self.settings, self.api_key, self.max_body_bytes, self.patience_s = settings, api_key, max_body_bytes, patience_s
+        self.hosts = hosts
+        self.held_bytes = 0
+        """Bytes of all bodies in hand."""
+        self.preparing = 0
+        """Requests whose texts are being made into ids."""
         self.metrics = Metrics()
         self._failure: Exception | None = None
         self._load = load
@@ -119,7 +142,36 @@ class Serving:
             wanted["stop"] = (given.stop,) if isinstance(given.stop, str) else tuple(given.stop)
         if max_tokens:
             wanted["max_tokens"] = max_tokens
-        return dataclasses.replace(self.settings.sampling, **wanted)
+        sampling = dataclasses.replace(self.settings.sampling, **wanted)
+        if sampling.max_tokens > self.settings.most_tokens:
+            raise Refusal(
+                400,
+                f"max_tokens={max_tokens} is not allowed: this server's answers have up to {self.settings.most_tokens:,} tokens",
+                param="max_tokens",
+            )
+        return sampling
+
+    def _check_probabilities(self, tokens: int, top: int | None, streamed: bool) -> None:
+        """Refuse more probabilities than should be held for one reply."""
+        count = 0 if top is None or streamed else tokens * (1 + top)
+        if count > MOST_PROBABILITIES:
+            raise Refusal(
+                400,
+                f"{count:,} log probabilities are asked for: a reply holds up to {MOST_PROBABILITIES:,}; ask for fewer, or stream",
+                param="logprobs",
+            )
+
+    async def prepared(self, act: Callable[..., T], *given: Any) -> T:
+        """Have texts made into ids, unless there is no place for those who wait."""
+        engine = self.engine
+        engine.check()
+        if self.preparing >= self.settings.queue + self.settings.max_sessions:
+            raise Refusal(429, f"{self.preparing} requests are being prepared already: try again later", code="queue_full")
+        self.preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(engine.words.threads, act, *given)
+        finally:
+            self.preparing -= 1
 
     async def _pot(self, given: Options) -> tuple[Behind | None, PotConfig]:
         """What stands before the prompt, and the pot's options: those of the named pot, if there is one."""
@@ -140,22 +192,24 @@ class Serving:
             raise Refusal(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         max_tokens = body.max_completion_tokens or body.max_tokens
         behind, config = await self._pot(body)
-        prompt = await asyncio.to_thread(engine.words.chat, body.messages, config, behind)
-        return (
-            Answering(
-                config,
-                prompt,
-                self._sampling(body, max_tokens),
-                engine.words,
-                mailbox.send,
-                reserved=max_tokens is not None,
-                top=(body.top_logprobs or 0) if body.logprobs else None,
-                pot=body.pot,
-                label=body.session,
-                salt=body.cache_salt or "",
-            ),
-            mailbox,
+        sampling, top = self._sampling(body, max_tokens), (body.top_logprobs or 0) if body.logprobs else None
+        self._check_probabilities(sampling.max_tokens, top, bool(body.stream))
+        prompt = await self.prepared(engine.words.chat, body.messages, config, behind)
+        reserved, pot = max_tokens is not None, body.pot
+        work = Answering(
+            config,
+            prompt,
+            sampling,
+            engine.words,
+            mailbox.send,
+            reserved=reserved,
+            top=top,
+            pot=pot,
+            label=body.session,
+            salt=body.cache_salt or "",
         )
+        work.unheard = mailbox.crowded
+        return work, mailbox
 
     async def completions(self, body: CompletionRequest) -> list[tuple[Answering, Mailbox]]:
         """One work for each prompt."""
@@ -169,14 +223,17 @@ class Serving:
         prompts: list[Any] = list(body.prompt) if several else [body.prompt]  # type: ignore[arg-type]
         if not 1 <= len(prompts) <= 128:
             raise Refusal(400, f"{len(prompts)} prompts are given: between 1 and 128 are allowed", param="prompt")
+        sampling, tokens = self._sampling(body, body.max_tokens), 0
         behind, config = await self._pot(body)
         works = []
         for one in prompts:
             try:
-                prompt = await asyncio.to_thread(engine.words.plain, one, config, behind)
+                prompt = await self.prepared(engine.words.plain, one, config, behind)
             except ValueError as problem:
                 raise Refusal(400, str(problem), param="prompt") from None
-            mailbox, sampling = Mailbox(engine.post), self._sampling(body, body.max_tokens)
+            tokens += (len(prompt.ids) if body.echo else 0) + (0 if body.max_tokens == 0 else sampling.max_tokens)
+            self._check_probabilities(tokens, body.logprobs, bool(body.stream))
+            mailbox = Mailbox(engine.post)
             given: dict[str, Any] = {"reserved": body.max_tokens is not None, "top": body.logprobs}
             if body.echo:
                 work: Answering = Echoing(
@@ -185,6 +242,7 @@ class Serving:
             else:
                 given |= {"pot": body.pot, "label": body.session, "kept": body.session is not None, "salt": body.cache_salt or ""}
                 work = Answering(config, prompt, sampling, engine.words, mailbox.send, **given)
+            work.unheard = mailbox.crowded
             works.append((work, mailbox))
         return works
 
@@ -199,6 +257,8 @@ Served = Annotated[Serving, Depends(serving_of)]
 
 def refused(problem: Exception) -> Refusal:
     """For handlers: what went wrong in them, as a client is told. What is the server's fault is logged."""
+    if isinstance(problem, ClientDisconnect):
+        return Refusal(400, "the client has left")  # nobody hears it
     refusal = refusal_of(problem)
     if refusal.status >= 500 and not isinstance(problem, Refusal):
         log.error("a request failed: %s", problem, exc_info=problem)

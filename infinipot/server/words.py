@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import itertools
 import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +19,11 @@ from infinipot.custom_generate import PROMPT_END
 from infinipot.server.refusal import Refusal
 from infinipot.server.schema import Message
 from infinipot.text.chat_template import ANSWER, USER_1, Dialogue
-from infinipot.text.tokens import checked, encode
+from infinipot.text.tokens import BLOCK, LONGEST, boundary, checked, encode, fragment
+
+T = TypeVar("T")
+MOST_AT_ONCE = 64
+"""Texts that are being made into ids."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +80,54 @@ def ordered(messages: list[Message]) -> tuple[str | None, list[list[str]]]:
     return "\n\n".join(system) if system else None, turns
 
 
+class Turns:
+    """A lock that whoever has had least gets next."""
+
+    def __init__(self) -> None:
+        self._own, self._taken, self._order = threading.Lock(), False, itertools.count()
+        self._waiting: list[tuple[int, int, threading.Lock]] = []
+
+    @contextmanager
+    def after(self, had: int) -> Iterator[None]:
+        """had: how much the one who asks has had already."""
+        gate = threading.Lock()
+        gate.acquire()
+        with self._own:
+            if self._taken:
+                heapq.heappush(self._waiting, (had, next(self._order), gate))
+            else:
+                self._taken = True
+                gate.release()
+        gate.acquire()
+        try:
+            yield
+        finally:
+            with self._own:
+                if self._waiting:
+                    heapq.heappop(self._waiting)[2].release()
+                else:
+                    self._taken = False
+
+
 class Words:
-    """Texts as token ids. One text at a time: tokenizers are not made for several threads."""
+    """Texts as token ids, in threads of their own. One block of one text at a time: tokenizers are not made for several threads. Of those
+    who wait the one comes next that has had least, so that a long text keeps no short one waiting."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
-        self._lock = threading.Lock()
+        self.threads = ThreadPoolExecutor(MOST_AT_ONCE, "infinipot-words")
+        self._turns = Turns()
+
+    async def aside(self, act: Callable[..., T], *given: Any) -> T:
+        """Have something done in one of these threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, act, *given)
 
     def ids(self, text: str, before: str = "\n") -> list[int]:
         """before: what the text stands behind; nothing if empty."""
         blocks = encode(self.tokenizer, [text] if text else [], before)
         out: list[int] = []
         while True:
-            with self._lock:  # block by block, so that a long text does not keep others waiting
+            with self._turns.after(len(out)):  # block by block, so that a long text does not keep others waiting
                 block = next(blocks, None)
             if block is None:
                 return out
@@ -92,17 +137,32 @@ class Words:
         """Where each token of `ids(text)` begins; None if the tokenizer cannot tell."""
         if not self.tokenizer.is_fast:
             return None
+        out: list[int] = []
+        place = 0
+        while place < len(text):
+            block, longest = text[place : place + BLOCK], text[place : place + LONGEST]
+            cut = len(block) if place + BLOCK >= len(text) else boundary(block) or boundary(longest) or len(longest)
+            with self._turns.after(len(out)):
+                starts = self._starts(longest[:cut])
+            if starts is None:
+                return None
+            out += [place + start for start in starts]
+            place += cut
+        return out
+
+    def _starts(self, text: str) -> list[int] | None:
+        """Of a text that is encoded at once."""
+        count = len(fragment(self.tokenizer, text))
         for lead in ("", "\n"):
-            with self._lock:
-                spans = self.tokenizer(lead + text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+            spans = self.tokenizer(lead + text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
             starts = [max(0, start - len(lead)) for start, end in spans if end > len(lead) or not lead]
-            if len(starts) == len(self.ids(text)):
+            if len(starts) == count:
                 return starts
         return None
 
     def first(self, text: str, system: str | None) -> list[int]:
         """The ids of a text that begins a session. Raises ValueError if there is no place for the system prompt."""
-        with self._lock:
+        with self._turns.after(0):
             before, spaces = Dialogue(self.tokenizer, system, True).place()
         return self.ids(spaces + text, before) if text else []
 
@@ -121,7 +181,7 @@ class Words:
 
     def _read(self, dialogue: Dialogue, parts: list[str]) -> tuple[list[int], list[int]]:
         """A user's turn as a session would read it: the ids of all parts but the last, as a text, and those of the last, as a question."""
-        with self._lock:
+        with self._turns.after(0):
             opening, ask = dialogue.opening(), dialogue.ids(dialogue.template.ask)
         text: list[int] = []
         *before, last = parts
@@ -142,7 +202,7 @@ class Words:
         if behind is not None and system not in (None, behind.system):
             raise Refusal(400, "the pot has its own system prompt, read before everything else: leave this one out", param="messages")
         try:
-            with self._lock:
+            with self._turns.after(0):
                 dialogue = Dialogue(self.tokenizer, behind.system if behind else system, True)
                 head = [] if behind else dialogue.head()
                 place = self._place(dialogue.template.ask)
@@ -159,7 +219,7 @@ class Words:
             else:
                 before += itertools.chain.from_iterable(self._read(dialogue, parts))
         text, question = self._read(dialogue, turns[-1])
-        with self._lock:
+        with self._turns.after(0):
             end = PROMPT_END + len(dialogue.ids(dialogue.template.ask))
             turn = dialogue.opening()
         prompt = Prompt(behind.system if behind else system, True, head, before + text, question, turn, place)
@@ -168,7 +228,7 @@ class Words:
     def plain(self, prompt: str | list[int], config: PotConfig, behind: Behind | None = None) -> Prompt:
         """A text to be continued: its end is the catalyst. A text alone begins with what the tokenizer puts before texts."""
         if isinstance(prompt, str):
-            with self._lock:
+            with self._turns.after(0):
                 first = self.tokenizer("a").input_ids[:1] if behind is None else []
             ids = [i for i in first if i == self.tokenizer.bos_token_id] + self.ids(prompt, "" if behind is None else "\n")
         else:

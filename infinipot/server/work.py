@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from infinipot.config import PotConfig
@@ -23,6 +24,9 @@ class Work:
     ended = False
     turn: Turn | None = None
     """The answer, once it has begun."""
+
+    unheard: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether so much of the answer has not been fetched that it must wait."""
 
     def __init__(self, config: PotConfig, send: Send, *, system: str | None, templated: bool) -> None:
         self.config, self.send, self.system, self.templated = config, send, system, templated
