@@ -16,8 +16,8 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Sampling
 from infinipot.server.app import create_app
 from infinipot.server.engine import Settings
-from infinipot.server.run import Server, bound
-from infinipot.server.serving import Serving
+from infinipot.server.process import Server, bound
+from infinipot.server.service import Serving
 
 CONFIG = PotConfig(pot_size=256, distill_to=128, chunk_tokens=64)
 

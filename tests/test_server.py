@@ -15,9 +15,9 @@ from live import CONFIG, Live, live, tiny
 from infinipot import PotConfig, Session
 from infinipot.config import RECIPES
 from infinipot.model.runner import Host
-from infinipot.server.echoing import Listening
+from infinipot.server.jobs.echo import Listening
 from infinipot.server.schema import PotOptions
-from infinipot.server.serving import config_of
+from infinipot.server.service import config_of
 from infinipot.server.step import a_core_less
 
 MODEL, TOKENIZER = tiny()

@@ -21,8 +21,8 @@ from live import CONFIG, Live, live, tiny
 from safetensors.torch import load_file, save_file
 
 from infinipot import Session, pot_file
-from infinipot.server import seats
-from infinipot.server.serving import Serving
+from infinipot.server import scheduler
+from infinipot.server.service import Serving
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 OTHER = "Something else entirely was written here, about a ship and its cook. " * 8
@@ -130,7 +130,7 @@ def test_any_error_while_a_pot_is_fetched(tmp_path: Path, monkeypatch: pytest.Mo
         ):
             caplog.clear()
             with monkeypatch.context() as patch:
-                patch.setattr(seats, "opened", lambda *args, problem=problem: (_ for _ in ()).throw(problem))
+                patch.setattr(scheduler, "opened", lambda *args, problem=problem: (_ for _ in ()).throw(problem))
                 assert ask(here, "book") == expected
             assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
             assert here.chat("Hello").choices
@@ -267,7 +267,7 @@ def test_what_the_disk_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num
 
 
 def test_a_disk_that_was_full_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seats, "RETRY_S", 0.5)
+    monkeypatch.setattr(scheduler, "RETRY_S", 0.5)
     with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:
         with monkeypatch.context() as patch:
             full_disk(patch)

@@ -18,13 +18,13 @@ import pytest
 from live import Live, live, tiny
 
 from infinipot.cli import main
-from infinipot.server import bodies, connections, mailbox, run
+from infinipot.server import bodies, connections, process, stream
 from infinipot.server.app import create_app
 from infinipot.server.engine import Settings
 from infinipot.server.events import Piece
 from infinipot.server.hosts import Hosts
-from infinipot.server.serving import Serving
-from infinipot.server.words import Turns
+from infinipot.server.prompts import Turns
+from infinipot.server.service import Serving
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +183,11 @@ def test_an_answer_that_is_not_fetched_ends() -> None:
 
 
 def test_an_answer_that_nobody_fetches_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "MOST", 5)
+    monkeypatch.setattr(stream, "MOST", 5)
 
     async def main() -> None:
         woken: list[int] = []
-        box = mailbox.Mailbox(mailbox.Post(lambda: woken.append(1)))
+        box = stream.Mailbox(stream.Post(lambda: woken.append(1)))
         for _ in range(6):
             assert not box.crowded() or len(box.events) >= 5
             box.put(Piece("a", []))
@@ -215,7 +215,7 @@ def test_a_slow_watcher_is_told_the_newest_state_only() -> None:
 
 def test_too_many_connections(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Those without a request make room; the complaint is written once."""
-    monkeypatch.setattr(run, "most_connections", lambda: 10)
+    monkeypatch.setattr(process, "most_connections", lambda: 10)
     with live() as here, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connected(here)) for _ in range(60)]
         assert here.openai._client.get(f"{here.url}/health").status_code == 200

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from infinipot.server.errors import Refusal
 from infinipot.server.events import Done, Piece
-from infinipot.server.mailbox import Mailbox, Post
-from infinipot.server.refusal import Refusal
+from infinipot.server.stream import Mailbox, Post
 
 
 def elsewhere(act: Any) -> None:

@@ -8,8 +8,8 @@ import pytest
 from test_templates import ANSWERS, FORMS, QUESTIONS, assert_ids, form, said, whole
 
 from infinipot import PotConfig
+from infinipot.server.prompts import Behind, Words
 from infinipot.server.schema import Message, TextPart
-from infinipot.server.words import Behind, Words
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import parts
 

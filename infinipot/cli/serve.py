@@ -17,8 +17,8 @@ from infinipot.cli.console import BadUse, say
 from infinipot.cli.options import Given
 
 if TYPE_CHECKING:
-    from infinipot.server.cluster import Cluster
     from infinipot.server.engine import Settings
+    from infinipot.server.ray.deploy import Cluster
 
 MAX_TOKENS = 1024
 """Most tokens of an answer whose request names no number."""
@@ -104,8 +104,8 @@ def run(
     try:
         from infinipot.checks import within
         from infinipot.server.hosts import Hosts
-        from infinipot.server.run import bound, serve
-        from infinipot.server.serving import Serving
+        from infinipot.server.process import bound, serve
+        from infinipot.server.service import Serving
     except ModuleNotFoundError as problem:
         raise BadUse(f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'") from None
     logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
@@ -138,7 +138,7 @@ def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> C
     if most is not None:
         within("max-replicas", most, replicas)
     try:
-        from infinipot.server.cluster import Cluster
+        from infinipot.server.ray.deploy import Cluster
     except ModuleNotFoundError as problem:
         raise BadUse(f"--ray needs {problem.name}, which is not installed: pip install 'infinipot[serve,ray]'") from None
     return Cluster(address, replicas, most, gpus=str(given["device"] or "cuda").startswith("cuda"))
@@ -146,8 +146,8 @@ def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> C
 
 def on_ray(given: Given, model: str, settings: Settings, limits: dict[str, Any], cluster: Cluster, host: str, place: socket.socket) -> None:
     """Serve from replicas, whose processes have other folders to start from."""
-    from infinipot.server.cluster import run
-    from infinipot.server.serving import Serving
+    from infinipot.server.ray.deploy import run
+    from infinipot.server.service import Serving
 
     port = place.getsockname()[1]
     place.close()  # it is free: Ray listens there

@@ -16,16 +16,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from infinipot import __version__
-from infinipot.server import page, potroutes
-from infinipot.server.answering import Answering
+from infinipot.server.auth import Guard
 from infinipot.server.bodies import JsonRoute
+from infinipot.server.errors import Refusal
 from infinipot.server.events import Done, Event
-from infinipot.server.guard import Guard
-from infinipot.server.mailbox import Mailbox, running
-from infinipot.server.refusal import Refusal
-from infinipot.server.replies import DONE, ChatForm, CompletionForm, Form, comment, sse
+from infinipot.server.jobs.answer import Answering
+from infinipot.server.responses import DONE, ChatForm, CompletionForm, Form, comment, sse
+from infinipot.server.routes import pots, web
 from infinipot.server.schema import REFUSALS, STREAMS, ChatRequest, CompletionRequest, TokenizeRequest
-from infinipot.server.serving import Served, Serving, refused
+from infinipot.server.service import Served, Serving, refused
+from infinipot.server.stream import Mailbox, running
 
 ALIVE_S = 5.0
 """A stream says something at least so often, and an error that comes within this time has an HTTP status of its own."""
@@ -229,9 +229,9 @@ def create_app(serving: Serving) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.serving = serving
-    for routes in (router, potroutes.router, health_router, page.router):
+    for routes in (router, pots.router, health_router, web.router):
         app.include_router(routes)
-    app.mount("/page", page.files, name="page")
+    app.mount("/page", web.files, name="page")
     app.add_middleware(Guard, serving=serving)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)

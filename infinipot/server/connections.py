@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
 
 log = logging.getLogger("infinipot")
 

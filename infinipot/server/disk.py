@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from infinipot.server.refusal import shutting_down
+from infinipot.server.errors import shutting_down
 
 if TYPE_CHECKING:
     from infinipot.server.engine import Engine

@@ -22,13 +22,13 @@ from infinipot.machine import out_of_memory
 from infinipot.model.runner import Host
 from infinipot.pot_file import PotFileError
 from infinipot.server.disk import Disk
-from infinipot.server.mailbox import Post
+from infinipot.server.errors import Refusal, refusal_of, shutting_down
+from infinipot.server.jobs.base import Work
 from infinipot.server.metrics import Metrics
-from infinipot.server.refusal import Refusal, refusal_of, shutting_down
-from infinipot.server.seats import Seats
+from infinipot.server.prompts import Words
+from infinipot.server.scheduler import Seats
 from infinipot.server.step import Said, a_core_less, step
-from infinipot.server.words import Words
-from infinipot.server.work import Work
+from infinipot.server.stream import Post
 
 log = logging.getLogger("infinipot")
 T = TypeVar("T")

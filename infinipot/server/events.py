@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
 from infinipot.session import Session
 
 

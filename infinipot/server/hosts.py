@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
 
 
 @dataclass(frozen=True)

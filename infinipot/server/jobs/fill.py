@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from infinipot.config import PotConfig
+from infinipot.server.errors import Refusal
 from infinipot.server.events import Done, Send, pot_of
-from infinipot.server.refusal import Refusal
+from infinipot.server.jobs.base import Work
+from infinipot.server.pot_store import Held, Shelf, content_of
+from infinipot.server.prompts import Behind
 from infinipot.server.schema import FillOptions
-from infinipot.server.shelf import Held, Shelf, content_of
-from infinipot.server.words import Behind
-from infinipot.server.work import Work
 from infinipot.session import Session
 
 EVERY_S = 0.4

@@ -10,7 +10,7 @@ from infinipot.config import PotConfig
 from infinipot.engine.decode import Turn
 from infinipot.model.runner import Host
 from infinipot.server.events import Send
-from infinipot.server.shelf import Held, Shelf
+from infinipot.server.pot_store import Held, Shelf
 from infinipot.session import Session
 
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.machine import out_of_memory
 from infinipot.pot_file import DamagedPotError, PotFileError, origin, settle
-from infinipot.server.refusal import Refusal, disk_trouble, of_disk, refusal_of
-from infinipot.server.shelf import Held, Shelf, opened, stamp_of
-from infinipot.server.work import Work
+from infinipot.server.errors import Refusal, disk_trouble, of_disk, refusal_of
+from infinipot.server.jobs.base import Work
+from infinipot.server.pot_store import Held, Shelf, opened, stamp_of
 from infinipot.session import Session
 
 if TYPE_CHECKING:

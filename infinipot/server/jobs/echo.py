@@ -10,8 +10,8 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.model.runner import Host, Observer
-from infinipot.server.answering import Answering
 from infinipot.server.events import Done, Likely, Piece, likely
+from infinipot.server.jobs.answer import Answering
 
 ROWS = 64
 """Logits computed at a time."""

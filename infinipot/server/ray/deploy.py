@@ -16,9 +16,9 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, HTTPOptions, RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from infinipot.server.door import Door
-from infinipot.server.replica import Replica
-from infinipot.server.serving import Serving
+from infinipot.server.ray.replica import Replica
+from infinipot.server.ray.router import Door
+from infinipot.server.service import Serving
 
 NAME = "infinipot"
 ENOUGH = 10_000

@@ -12,10 +12,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infinipot.server.bodies import TOO_LARGE, receiving
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
 
 if TYPE_CHECKING:
-    from infinipot.server.serving import Serving
+    from infinipot.server.service import Serving
 
 OPEN = ("/", "/health", "/docs", "/openapi.json")
 """Paths that need no key: they tell nothing and do nothing."""

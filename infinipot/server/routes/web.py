@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
-FOLDER = Path(__file__).parent / "page_files"
+FOLDER = Path(__file__).parents[1] / "web"
 POLICY = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 
 router = APIRouter()

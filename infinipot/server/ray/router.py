@@ -18,12 +18,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from infinipot.server.auth import Guard
 from infinipot.server.bodies import parsed, receiving
-from infinipot.server.guard import Guard
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
+from infinipot.server.pot_store import SUFFIX
 from infinipot.server.schema import ChatRequest, CompletionRequest, NewPot, Options
-from infinipot.server.serving import Serving
-from infinipot.server.shelf import SUFFIX
+from infinipot.server.service import Serving
 
 KINDS: dict[str, type[BaseModel]] = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/pots": NewPot}
 PATIENCE_S = 30.0

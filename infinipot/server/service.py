@@ -14,17 +14,17 @@ from starlette.requests import ClientDisconnect
 
 from infinipot.config import PotConfig, Sampling
 from infinipot.policies import POLICIES
-from infinipot.server.answering import Answering
 from infinipot.server.claim import Claim
-from infinipot.server.echoing import Echoing
 from infinipot.server.engine import Engine, Settings
+from infinipot.server.errors import Refusal, refusal_of
 from infinipot.server.hosts import Hosts
-from infinipot.server.mailbox import Mailbox, ask
+from infinipot.server.jobs.answer import Answering
+from infinipot.server.jobs.echo import Echoing
 from infinipot.server.metrics import Metrics
-from infinipot.server.pots import Pots
-from infinipot.server.refusal import Refusal, refusal_of
+from infinipot.server.named_pots import Pots
+from infinipot.server.prompts import Behind
 from infinipot.server.schema import ChatRequest, CompletionRequest, Options, PotOptions
-from infinipot.server.words import Behind
+from infinipot.server.stream import Mailbox, ask
 
 log = logging.getLogger("infinipot")
 

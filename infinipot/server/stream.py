@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from infinipot.server.errors import Refusal
 from infinipot.server.events import Done, Event, Likely, Piece
-from infinipot.server.refusal import Refusal
 
 if TYPE_CHECKING:
     from infinipot.server.engine import Engine
-    from infinipot.server.work import Work
+    from infinipot.server.jobs.base import Work
 
 T = TypeVar("T")
 

@@ -10,10 +10,10 @@ from typing import Any
 from infinipot.pot_file import PotFileError
 from infinipot.server.disk import ready
 from infinipot.server.engine import Engine
-from infinipot.server.filling import Filling, view
-from infinipot.server.refusal import Refusal
-from infinipot.server.shelf import Held, content_of, header_of, stamp_of, unknown
-from infinipot.server.words import Behind
+from infinipot.server.errors import Refusal
+from infinipot.server.jobs.fill import Filling, view
+from infinipot.server.pot_store import Held, content_of, header_of, stamp_of, unknown
+from infinipot.server.prompts import Behind
 
 
 class Pots:

@@ -10,9 +10,9 @@ from infinipot.cache.pot import Mark
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.sampling import Sampler
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
-from infinipot.server.shelf import Held, Shelf, digests, scope_of, unknown
-from infinipot.server.words import Behind, Prompt, Words
-from infinipot.server.work import Work
+from infinipot.server.jobs.base import Work
+from infinipot.server.pot_store import Held, Shelf, digests, scope_of, unknown
+from infinipot.server.prompts import Behind, Prompt, Words
 from infinipot.session import Session
 from infinipot.text.tokens import Pieces
 

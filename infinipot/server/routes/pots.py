@@ -15,13 +15,13 @@ from fastapi.security import HTTPBearer
 
 from infinipot.server import schema
 from infinipot.server.bodies import JsonRoute
+from infinipot.server.errors import Refusal
 from infinipot.server.events import Done
-from infinipot.server.filling import Filling
-from infinipot.server.mailbox import Mailbox, ask
-from infinipot.server.refusal import Refusal
-from infinipot.server.replies import DONE, sse
+from infinipot.server.jobs.fill import Filling
+from infinipot.server.responses import DONE, sse
 from infinipot.server.schema import NAME, REFUSALS, STREAMS, NewPot
-from infinipot.server.serving import Served, Serving, config_of
+from infinipot.server.service import Served, Serving, config_of
+from infinipot.server.stream import Mailbox, ask
 from infinipot.text.tokens import BLOCK, LONGEST, boundary
 
 AHEAD_TOKENS = 1 << 14

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig
 from infinipot.custom_generate import PROMPT_END
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
 from infinipot.server.schema import Message
 from infinipot.text.chat_template import ANSWER, USER_1, Dialogue
 from infinipot.text.tokens import BLOCK, LONGEST, boundary, checked, encode, fragment

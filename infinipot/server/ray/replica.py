@@ -11,7 +11,7 @@ from ray import serve
 from starlette.types import Message, Scope
 
 from infinipot.server.app import create_app
-from infinipot.server.serving import Serving
+from infinipot.server.service import Serving
 
 
 class Replica:

@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerBase
 from infinipot.config import PotConfig
 from infinipot.model.runner import Host
 from infinipot.pot_file import Origin, config_of, describe
-from infinipot.server.refusal import Refusal
+from infinipot.server.errors import Refusal
+from infinipot.server.prompts import Behind
 from infinipot.server.schema import NAME
-from infinipot.server.words import Behind
 from infinipot.session import Session
 
 SUFFIX = ".pot.safetensors"

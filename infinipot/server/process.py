@@ -13,7 +13,7 @@ import uvicorn
 from infinipot.checks import within
 from infinipot.server.app import create_app
 from infinipot.server.connections import BACKLOG, Connection, Seldom, most_connections
-from infinipot.server.serving import Serving
+from infinipot.server.service import Serving
 
 GRACE_S = 5
 """How long requests in progress may take to end when the server is told to stop; those that are left then are refused, in words."""
