@@ -26,4 +26,6 @@ async def docs() -> FileResponse:
 
 
 def own(name: str) -> FileResponse:
-    return FileResponse(FOLDER / name, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
+    return FileResponse(
+        FOLDER / name, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+    )
