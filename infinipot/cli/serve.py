@@ -29,8 +29,8 @@ M_ARENA_MAX = -8
 def few_heaps() -> None:
     """Let all threads share two heaps. Must run before the first thread starts.
 
-    By default glibc gives threads up to eight heaps for each core. Each heap keeps its largest size,
-    so that resident memory grows for hours. MALLOC_ARENA_MAX, if set, decides instead.
+    By default glibc gives threads up to eight heaps for each core. Each heap keeps its largest
+    size, so that resident memory grows for hours. MALLOC_ARENA_MAX, if set, decides instead.
     """
     if platform.libc_ver()[0] == "glibc" and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)

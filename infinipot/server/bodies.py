@@ -51,8 +51,8 @@ def limited_receive(
     max_bytes: int | None,
     count: Callable[[int], None] = lambda _: None,
 ) -> Receive:
-    """A `receive` that refuses bodies that are too large or too slow. count: called with the size of
-    each piece."""
+    """A `receive` that refuses bodies that are too large or too slow. count: called with the size
+    of each piece."""
     received = 0
     waited_s = 0.0
     ended = False
@@ -109,8 +109,8 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse(body: bytes) -> Any:
-    """Parse JSON. Raises HTTPException for a body beyond the limits, JSONDecodeError for a body that
-    is not JSON."""
+    """Parse JSON. Raises HTTPException for a body beyond the limits, JSONDecodeError for a body
+    that is not JSON."""
     if count_values(body) > MAX_VALUES:
         raise HTTPException(400, TOO_MANY.format(MAX_VALUES))
     try:

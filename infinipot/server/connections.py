@@ -52,8 +52,8 @@ class ThrottledLog:
             log.error("%s", text)
 
     def on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The exception handler of the event loop. Without file handles asyncio calls it thousands of
-        times a second."""
+        """The exception handler of the event loop. Without file handles asyncio calls it thousands
+        of times a second."""
         if isinstance(context.get("exception"), OSError) and "accept" in context.get("message", ""):
             self.error(f"no more connections can be accepted: {context['exception']}")
         else:

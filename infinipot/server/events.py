@@ -34,7 +34,8 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The end, and its reason. report: the `usage` of an answer, or the description of a filled pot."""
+    """The end, and its reason. report: the `usage` of an answer, or the description of a filled
+    pot."""
 
     reason: str
     report: dict[str, Any]

@@ -1,8 +1,8 @@
 """The host names under which a server without a key answers.
 
-A page of another site cannot read this server's answers. But the site's owner can let the site's name
-point to this machine (DNS rebinding): then the browser takes both for the same site. The browser
-still sends that name as Host, and no site can have an address or "localhost" as its name.
+A page of another site cannot read this server's answers. But the site's owner can let the site's
+name point to this machine (DNS rebinding): then the browser takes both for the same site. The
+browser still sends that name as Host, and no site can have an address or "localhost" as its name.
 """
 
 from __future__ import annotations

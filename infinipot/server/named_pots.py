@@ -1,4 +1,4 @@
-"""Named pots: filled once, asked often, saved and restored. All methods run in the engine's thread."""
+"""Named pots: filled once, asked often, saved, restored and deleted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from infinipot.server.stored_pot import (
 
 
 class NamedPots:
+    """All methods run in the engine's thread."""
+
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.files = scheduler.files
         self.store = scheduler.store
-        self._fills: dict[str, FillJob] = {}
 
     # ---------------------------------------------------------------- filling
 
@@ -40,7 +41,7 @@ class NamedPots:
 
     def _check_name(self, name: str, replace: bool) -> None:
         """Refuse a name in use, and a pot that would leave no place for questions about it."""
-        if self._fill_of(name) is not None or (self.store.exists(name) and not replace):
+        if self.scheduler.fills.get(name) is not None or (self.store.exists(name) and not replace):
             raise APIError(
                 409,
                 f"there is a pot {name!r} already: delete it, choose another name, or say replace",
@@ -49,7 +50,7 @@ class NamedPots:
             )
         sessions = self.scheduler.limits.sessions
         names = {pot.name for pot in self.store.pots if self.store.must_stay(pot)}
-        names |= {other for other, job in self._fills.items() if not job.expendable}
+        names |= {other for other, job in self.scheduler.fills.items() if not job.expendable}
         if self.store.folder is None and len(names - {name}) >= sessions - 1:
             raise APIError(
                 409,
@@ -58,28 +59,21 @@ class NamedPots:
                 code="no_room",
             )
 
-    def _fill_of(self, name: str) -> FillJob | None:
-        """The job that is filling a pot of this name."""
-        jobs = self.scheduler.jobs
-        self._fills = {other: job for other, job in self._fills.items() if job in jobs}
-        return self._fills.get(name)
-
     def fill(self, job: FillJob, replace: bool) -> None:
         """Begin to read a text into a named pot."""
         self._check_name(job.name, replace)
         self.scheduler.submit(job)
-        self._fills[job.name] = job
 
     def watch(self, name: str, watcher: Watcher) -> dict[str, Any]:
         """Call a function with the pot's state while it is being filled. Returns the state now."""
         about = self.about(name, places=True)
-        job = self._fill_of(name)
+        job = self.scheduler.fills.get(name)
         if job is not None:
             job.watchers.append(watcher)
         return about
 
     def unwatch(self, name: str, watcher: Watcher) -> None:
-        job = self._fill_of(name)
+        job = self.scheduler.fills.get(name)
         if job is not None and watcher in job.watchers:
             job.watchers.remove(watcher)
 
@@ -106,8 +100,9 @@ class NamedPots:
     # ---------------------------------------------------------------- descriptions
 
     def list(self) -> dict[str, Any]:
-        fills = {name for name in list(self._fills) if self._fill_of(name) is not None}
-        descriptions = map(self._about_or_none, sorted({*self.store.names(), *fills}))
+        descriptions = map(
+            self._about_or_none, sorted({*self.store.names(), *self.scheduler.fills})
+        )
         return {"object": "list", "data": [about for about in descriptions if about is not None]}
 
     def _about_or_none(self, name: str) -> dict[str, Any] | None:
@@ -119,7 +114,7 @@ class NamedPots:
 
     def about(self, name: str, places: bool = False) -> dict[str, Any]:
         """A named pot's description. places: with the kept positions, if it is in memory."""
-        job = self._fill_of(name)
+        job = self.scheduler.fills.get(name)
         if job is not None:
             if job.session is None:
                 return {"name": name, "object": "pot", "state": "waiting", "tokens_read": 0}
@@ -216,7 +211,7 @@ class NamedPots:
 
     def delete(self, name: str) -> Future[dict[str, Any]]:
         """Delete a pot and its file, also if it is being written or loaded."""
-        if self._fill_of(name) is not None:
+        if self.scheduler.fills.get(name) is not None:
             raise APIError(
                 409,
                 f"the pot {name!r} is being filled: leave that request first",

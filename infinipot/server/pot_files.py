@@ -80,7 +80,7 @@ class PotFiles:
             pot.saved = True
 
     def erase(self, name: str) -> Future[dict[str, Any]]:
-        """Delete the file of a name. Requests stop seeing it at once; earlier writes to it go too."""
+        """Delete the file of a name, after earlier writes to it. Requests stop seeing it at once."""
         path = self.store.path(name)
         assert path is not None
         self.store.begin_deletion(name)
@@ -117,8 +117,8 @@ class PotFiles:
     def load_failed(self, path: Path, problem: Exception, skipped: set[Path]) -> Exception | None:
         """The problem with which a job fails; None if it goes on without this file.
 
-        A job with a named pot fails; a conversation is read anew. The file stays, under another name
-        if its content is damaged. skipped: files that this job no longer tries.
+        A job with a named pot fails; a conversation is read anew. The file stays, under another
+        name if its content is damaged. skipped: files that this job no longer tries.
         """
         if isinstance(problem, PotFileError) and not path.exists():
             self.store.forget(path)  # another server deleted it: the job looks again

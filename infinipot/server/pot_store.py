@@ -195,7 +195,7 @@ class PotStore:
         self._unusable.add(path)
 
     def quarantine(self, path: Path) -> None:
-        """Rename a damaged conversation's file, so that it is no longer found but can be examined."""
+        """Rename a damaged conversation's file. It is no longer found, but can be examined."""
         self.forget(path)
         with contextlib.suppress(OSError):
             path.replace(path.with_name(path.name + ".damaged"))

@@ -26,7 +26,8 @@ MAX_THREADS = 64
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a session reads: head, text, question. The head stays pinned; the question is the catalyst."""
+    """What a session reads: head, text, question. The head stays pinned; the question is the
+    catalyst."""
 
     system: str | None
     templated: bool
@@ -102,8 +103,8 @@ def check_context(context: PotContext, system: str | None) -> None:
 class Prompts:
     """Tokenizes texts, in threads of its own.
 
-    One block of one text at a time, since tokenizers are not made for several threads. The text with
-    the fewest ids comes next, so that a short text does not wait for a long one.
+    One block of one text at a time, since tokenizers are not made for several threads. The text
+    with the fewest ids comes next, so that a short text does not wait for a long one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
@@ -161,7 +162,8 @@ class Prompts:
         return None
 
     def first_ids(self, text: str, system: str | None) -> list[int]:
-        """The ids of a session's first text. Raises ValueError if the template takes no system prompt."""
+        """The ids of a session's first text. Raises ValueError if the template takes no system
+        prompt."""
         with self._turn_lock.after(0):
             before, spaces = Dialogue(self.tokenizer, system, True).place()
         if text:
@@ -190,7 +192,7 @@ class Prompts:
         return ask or "\n", before[len(before.rstrip(" ")) :]
 
     def _user_ids(self, dialogue: Dialogue, parts: list[str]) -> tuple[list[int], list[int]]:
-        """A user's turn as a session reads it: the last part is the question, the others are text."""
+        """A user's turn as a session reads it. The last part is the question, the rest is text."""
         with self._turn_lock.after(0):
             opening = dialogue.opening()
             ask = dialogue.ids(dialogue.template.ask)
@@ -249,8 +251,8 @@ class Prompts:
     def plain(
         self, prompt: str | list[int], config: PotConfig, context: PotContext | None = None
     ) -> Prompt:
-        """The prompt of a completion. Its end is the catalyst. Without a named pot before it, a text
-        begins with the tokenizer's first token."""
+        """The prompt of a completion. Its end is the catalyst. Without a named pot before it, a
+        text begins with the tokenizer's first token."""
         if not isinstance(prompt, str):
             ids = checked(prompt, self.vocabulary)
         elif context is None:

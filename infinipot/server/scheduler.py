@@ -17,6 +17,7 @@ from infinipot.machine import out_of_memory
 from infinipot.pot_file import PotFileError
 from infinipot.server.errors import APIError, disk_trouble, error_of, of_disk, shutting_down
 from infinipot.server.jobs.base import Job
+from infinipot.server.jobs.fill import FillJob
 from infinipot.server.pot_files import PotFiles
 from infinipot.server.pot_store import PendingLoad
 from infinipot.server.settings import Settings
@@ -79,6 +80,11 @@ class Scheduler:
     def jobs(self) -> tuple[Job, ...]:
         """All jobs, running and waiting."""
         return (*self._running, *self._waiting)
+
+    @property
+    def fills(self) -> dict[str, FillJob]:
+        """The jobs that fill named pots, by the pots' names."""
+        return {job.name: job for job in self.jobs if isinstance(job, FillJob)}
 
     @property
     def has_work(self) -> bool:

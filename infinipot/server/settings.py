@@ -17,7 +17,7 @@ class Settings:
     max_sessions: int = 8
     """Pots in memory, including those in use."""
     queue: int = 64
-    """Requests that may wait for a place. One request may hold several prompts; each takes a place."""
+    """Prompts that may wait for a place. One request may hold several."""
     most_tokens: int = 1 << 17
     """Longest answer that a request may ask for."""
     pot_dir: Path | None = None

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from infinipot.server.jobs.base import Job
 
-ALONE_S = 0.5
+ALONE_S = 0.8
 """Aim for a reading slice while no other job runs."""
-SHARED_S = 0.15
+SHARED_S = 0.25
 """Aim for a reading slice while other jobs run."""
 SHARED_TOKENS = 128
 """Most tokens of a reading slice while other jobs run."""
 LEAST_TOKENS = 64
 """Smaller slices would cost more than they help."""
+STEP_TOKENS = 32
 MAX_LEAD_S = 2.0
 """How much sooner a short reading may come than a long one."""
 WEIGHT = 0.3
@@ -82,13 +83,11 @@ class SliceTimer:
         return left_s - (now - job.last_slice_s)
 
     def _size(self, job: Job, alone: bool) -> int:
-        """Tokens of a reading slice: a power of two, or the whole chunk."""
+        """Tokens of a reading slice: the whole chunk, or a multiple of STEP_TOKENS."""
         chunk = job.config.chunk_tokens or self.chunk_tokens
         most = chunk if alone else min(SHARED_TOKENS, chunk)
         aim_s = ALONE_S if alone else SHARED_S
-        if not self._token_s:
+        if most * self._token_s <= aim_s:
             return most
-        tokens = int(aim_s / self._token_s)
-        if tokens >= most:
-            return most
-        return min(most, max(LEAST_TOKENS, 1 << (tokens.bit_length() - 1) if tokens else 0))
+        tokens = int(aim_s / self._token_s) // STEP_TOKENS * STEP_TOKENS
+        return min(most, max(LEAST_TOKENS, tokens))

@@ -109,7 +109,7 @@ def unknown_pot(name: str) -> APIError:
 
 @dataclasses.dataclass(frozen=True)
 class PotLoader:
-    """Loads pots for one model. origin: computed once; the disk's thread must not touch the model."""
+    """Loads pots for one model. origin: computed before, since loading must not touch the model."""
 
     host: Host
     tokenizer: PreTrainedTokenizerBase

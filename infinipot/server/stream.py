@@ -15,8 +15,8 @@ MAX_EVENTS = 512
 
 
 class Outbox:
-    """The events of one slice, delivered together: one wake-up of the event loop for each event would
-    cost more than the events themselves. Only the engine's thread uses it."""
+    """The events of one slice, delivered together: one wake-up of the event loop for each event
+    would cost more than the events themselves. Only the engine's thread uses it."""
 
     def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
         """wake: wakes the engine, which sleeps while all answers wait for their clients."""

@@ -27,7 +27,7 @@ class Question:
     prompt: Prompt
     sampling: Sampling
     reserve: bool = True
-    """Whether the pot is distilled first if prompt and max_tokens do not fit; else when it is full."""
+    """Distil first if prompt and max_tokens do not fit together; else distil when the pot is full."""
     top: int | None = None
     """How many likeliest tokens to report with each token; None: no probabilities."""
     pot: str | None = None

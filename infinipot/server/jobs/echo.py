@@ -19,7 +19,8 @@ ROWS = 64
 
 
 class RecordingHost(Host):
-    """A host that keeps the ids and hidden states of every pass. It shares the model of another host.
+    """A host that keeps the ids and hidden states of every pass. It shares the model of another
+    host.
 
     CUDA graphs would skip the recording, and a spare pot belongs to one host: it uses neither.
     """

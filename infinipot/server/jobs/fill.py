@@ -24,7 +24,7 @@ WATCH_S = 0.4
 
 
 def kept_places(session: Session) -> tuple[list[int], list[float]]:
-    """The text positions of all entries, ascending, and the share of layers and KV heads with each."""
+    """The positions of all entries, ascending, and the share of layers and KV heads with each."""
     bounded = session.pot.bounded
     layers = [
         session.pot.described(layer)[0].flatten() for layer in bounded if layer.is_initialized
@@ -37,7 +37,8 @@ def kept_places(session: Session) -> tuple[list[int], list[float]]:
 
 
 def view(session: Session, name: str, state: str, places: bool) -> dict[str, Any]:
-    """A pot's description. first_place: where the text begins, after template head and system prompt."""
+    """A pot's description. first_place: where the text begins, after template head and system
+    prompt."""
     about = {
         "name": name,
         "object": "pot",

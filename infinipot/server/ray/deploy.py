@@ -27,8 +27,8 @@ MAX_REQUESTS = 10_000
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: "local" starts a cluster on this machine. replicas: their number; if `most` is given,
-    their least number."""
+    """address: "local" starts a cluster on this machine. replicas: their number; if `most` is
+    given, their least number."""
 
     address: str
     replicas: int = 1
@@ -66,7 +66,7 @@ class Cluster:
 
 
 def deploy(make: Callable[[], Service], cluster: Cluster, busy: int) -> None:
-    """Returns when all replicas are ready. Raises RuntimeError with the reason if they cannot be."""
+    """Start the replicas, and wait until all are ready. Raises RuntimeError if they fail."""
     replica = serve.deployment(Replica).options(
         name="replica",
         max_ongoing_requests=MAX_REQUESTS,
@@ -84,11 +84,11 @@ def deploy(make: Callable[[], Service], cluster: Cluster, busy: int) -> None:
 
 
 def reason(problem: BaseException) -> str:
-    """Why a deployment failed, without what led there: the end of the replica's own trace."""
+    """Why a deployment failed: the last line of the replica's traceback."""
     text = "\n".join(
         about.message
-        for one in serve.status().applications.values()
-        for about in one.deployments.values()
+        for application in serve.status().applications.values()
+        for about in application.deployments.values()
     ) or str(problem)
     return re.split(r"^\s*[\w.]*(?:Error|Exception|BadUse): ", text, flags=re.MULTILINE)[-1].strip()
 
@@ -102,13 +102,15 @@ def run(
     busy: int,
     ready: Callable[[], None],
 ) -> None:
-    """Serve until a signal says stop; then what runs may end, and what would be missed is written.
-    Raises ValueError if it cannot be."""
+    """Serve until a stop signal. Then running requests may end, and the replicas write their pots.
+
+    Raises ValueError if the cluster cannot be used or the replicas cannot start.
+    """
     local = cluster.address == "local"
     try:
-        if named := re.fullmatch(r"(.+):(\d+)", cluster.address.removeprefix("ray://")):
-            # Ray would try for minutes
-            socket.create_connection((named[1], int(named[2])), timeout=5).close()
+        if match := re.fullmatch(r"(.+):(\d+)", cluster.address.removeprefix("ray://")):
+            # fails at once, where Ray would try for minutes
+            socket.create_connection((match[1], int(match[2])), timeout=5).close()
         ray.init(
             address=cluster.address,
             log_to_driver=False,
@@ -125,7 +127,7 @@ def run(
         try:
             deploy(make, cluster, busy)
             ready()
-            told_to_stop()
+            wait_for_signal()
         except RuntimeError as problem:
             raise ValueError(f"the replicas could not be started: {reason(problem)}") from None
         finally:
@@ -134,8 +136,8 @@ def run(
         ray.shutdown()
 
 
-def told_to_stop() -> None:
-    """Returns when a signal says so."""
+def wait_for_signal() -> None:
+    """Return on SIGINT or SIGTERM."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -1,4 +1,4 @@
-"""One of several replicas: a model with its application, which gets messages instead of a socket."""
+"""A replica: a model and its application, which gets messages instead of a socket."""
 
 from __future__ import annotations
 

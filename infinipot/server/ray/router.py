@@ -62,7 +62,8 @@ LONG = (
 
 
 def key_of(method: str, path: str, body: bytes, saved: Callable[[str], bool] | None) -> str:
-    """The key of the replica for a request; empty: any replica. Equal keys lead to the same replica.
+    """The key of the replica for a request; empty: any replica. Equal keys lead to the same
+    replica.
 
     saved: whether a pot of this name is in the shared folder; None: there is no folder. Raises
     APIError.

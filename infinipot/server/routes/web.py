@@ -1,4 +1,4 @@
-"""The web pages at / and /docs: files beside this one, nothing from elsewhere."""
+"""The web pages at / and /docs. They load nothing from other hosts."""
 
 from __future__ import annotations
 
