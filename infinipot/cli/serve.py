@@ -17,11 +17,15 @@ from infinipot.cli.console import BadUse, say
 from infinipot.cli.options import Given
 
 if TYPE_CHECKING:
+    from infinipot.config import PotConfig
     from infinipot.server.ray.deploy import Cluster
+    from infinipot.server.service import Service
     from infinipot.server.settings import Settings
 
 MAX_TOKENS = 1024
 """Most tokens of an answer if the request sets no number."""
+LIMITS = ("max_body_mb", "patience_s", "allowed_hosts")
+"""Options of `access_of`."""
 M_ARENA_MAX = -8
 """The constant of glibc's malloc.h."""
 
@@ -46,9 +50,7 @@ def settings_of(
     shared: bool,
 ) -> Settings:
     from infinipot.checks import within
-    from infinipot.cli import useful
-    from infinipot.config import PotConfig, Sampling
-    from infinipot.policies import POLICIES
+    from infinipot.config import Sampling
     from infinipot.server.settings import Settings
 
     for name, value, least in (
@@ -57,15 +59,7 @@ def settings_of(
         ("max-tokens-limit", most_tokens, 1),
     ):
         within(name, value, least)
-    config = PotConfig(**given.of(PotConfig))
-    reads = POLICIES[config.policy].reads
-    choosable = [name for name, other in POLICIES.items() if other.reads == reads]
-    useful.check(given, [config.policy], choosable)
-    if config.policy == "truncate":
-        raise BadUse(
-            "policy 'truncate' reads only the ends of a text, which a conversation has not: "
-            "choose another one to serve with"
-        )
+    config = config_of(given)
     if pot_dir is not None:
         check_pot_dir(pot_dir)
     sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling)})
@@ -83,6 +77,24 @@ def settings_of(
         pot_dir=pot_dir,
         shared=shared and pot_dir is not None,
     )
+
+
+def config_of(given: Given) -> PotConfig:
+    """The config of the server's pots. Raises BadUse if a server cannot use it."""
+    from infinipot.cli import useful
+    from infinipot.config import PotConfig
+    from infinipot.policies import POLICIES
+
+    config = PotConfig(**given.of(PotConfig))
+    reads = POLICIES[config.policy].reads
+    choosable = [name for name, other in POLICIES.items() if other.reads == reads]
+    useful.check(given, [config.policy], choosable)
+    if config.policy == "truncate":
+        raise BadUse(
+            "policy 'truncate' reads only the ends of a text, which a conversation has not: "
+            "choose another one to serve with"
+        )
+    return config
 
 
 def check_pot_dir(pot_dir: Path) -> None:
@@ -124,49 +136,62 @@ def run(
     host: str,
     port: int,
     api_key: str | None,
-    max_body_mb: int,
-    patience_s: float,
-    allowed_hosts: tuple[str, ...],
     cluster: dict[str, Any],
     **options: Any,
 ) -> None:
-    """cluster: the options --ray, --replicas and --max-replicas, by name."""
+    """cluster: --ray, --replicas and --max-replicas. options: of `access_of` and `settings_of`."""
     few_heaps()
     ray = cluster["ray"]
-    replicas = cluster["replicas"]
-    most = cluster["max_replicas"]
-    if ray is None and (replicas, most) != (None, None):
+    if ray is None and (cluster["replicas"], cluster["max_replicas"]) != (None, None):
         raise BadUse("--replicas and --max-replicas are for a Ray cluster: give --ray, too")
     try:
-        from infinipot.checks import within
-        from infinipot.server.hosts import Hosts
         from infinipot.server.process import bound, serve
         from infinipot.server.service import Service
     except ModuleNotFoundError as problem:
         raise BadUse(
-            f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'"
+            f"the server needs {problem.name}, which is not installed: "
+            "pip install 'infinipot[serve]'"
         ) from None
     logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
+    limits = {name: options.pop(name) for name in LIMITS}
     settings = settings_of(given, shared=ray is not None, **options)
+    access = access_of(host, api_key, **limits)
+    start: Callable[[socket.socket], None]
+    if ray is None:
+        start = functools.partial(serve, Service(model, loader(given, model), settings, **access))
+    else:
+        deployment = cluster_of(given, ray, cluster["replicas"], cluster["max_replicas"])
+        path, settings = absolute(model, settings)
+        make = functools.partial(Service, path, loader(given, path), settings, **access)
+        ready = None if given["quiet"] else f"{path} is ready"
+        start = functools.partial(on_ray, make, deployment, settings.max_sessions, host, ready)
+    place = bound(host, port)
+    if not given["quiet"]:
+        say_address(place, model, bool(api_key))
+    start(place)
+
+
+def access_of(
+    host: str,
+    api_key: str | None,
+    *,
+    max_body_mb: int,
+    patience_s: float,
+    allowed_hosts: tuple[str, ...],
+) -> dict[str, Any]:
+    """The fields of the server's Access. Raises BadUse for an empty key."""
+    from infinipot.checks import within
+    from infinipot.server.hosts import Hosts
+
     check_api_key(api_key)
     for name, value in (("max-body-mb", max_body_mb), ("client-timeout", patience_s)):
         within(name, value, 1)
-    access: dict[str, Any] = {
+    return {
         "api_key": api_key,
         "max_body_bytes": max_body_mb << 20,
         "patience_s": patience_s,
         "hosts": Hosts(host, allowed_hosts),
     }
-    start: Callable[[socket.socket], None]
-    if ray is None:
-        start = functools.partial(serve, Service(model, loader(given, model), settings, **access))
-    else:
-        deployment = cluster_of(given, ray, 1 if replicas is None else replicas, most)
-        start = functools.partial(on_ray, given, model, settings, access, deployment, host)
-    place = bound(host, port)
-    if not given["quiet"]:
-        say_address(place, model, bool(api_key))
-    start(place)
 
 
 def check_api_key(api_key: str | None) -> None:
@@ -188,9 +213,10 @@ def say_address(place: socket.socket, model: str, has_key: bool) -> None:
         say("anybody who can reach this address can use it: --api-key would ask for a key")
 
 
-def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> Cluster:
+def cluster_of(given: Given, address: str, replicas: int | None, most: int | None) -> Cluster:
     from infinipot.checks import within
 
+    replicas = 1 if replicas is None else replicas
     within("replicas", replicas, 1)
     if most is not None:
         within("max-replicas", most, replicas)
@@ -198,37 +224,39 @@ def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> C
         from infinipot.server.ray.deploy import Cluster
     except ModuleNotFoundError as problem:
         raise BadUse(
-            f"--ray needs {problem.name}, which is not installed: pip install 'infinipot[serve,ray]'"
+            f"--ray needs {problem.name}, which is not installed: "
+            "pip install 'infinipot[serve,ray]'"
         ) from None
     return Cluster(address, replicas, most, gpus=str(given["device"] or "cuda").startswith("cuda"))
 
 
-def on_ray(
-    given: Given,
-    model: str,
-    settings: Settings,
-    access: dict[str, Any],
-    cluster: Cluster,
-    host: str,
-    place: socket.socket,
-) -> None:
-    """Serve from replicas. Their processes start in other folders, so paths become absolute."""
-    from infinipot.server.ray.deploy import run
-    from infinipot.server.service import Service
-
-    port = place.getsockname()[1]
-    place.close()  # it is free: Ray listens there
+def absolute(model: str, settings: Settings) -> tuple[str, Settings]:
+    """Absolute paths, since replicas start in other folders."""
     if Path(model).exists():
         model = str(Path(model).resolve())
     if settings.pot_dir is not None:
         settings = dataclasses.replace(settings, pot_dir=settings.pot_dir.resolve())
-    make = functools.partial(Service, model, loader(given, model), settings, **access)
-    ready = f"{model} is ready"
+    return model, settings
+
+
+def on_ray(
+    make: Callable[[], Service],
+    cluster: Cluster,
+    busy: int,
+    host: str,
+    ready: str | None,
+    place: socket.socket,
+) -> None:
+    """Serve from replicas. busy: see `Cluster.scale`. ready: what to say when they are ready."""
+    from infinipot.server.ray.deploy import run
+
+    port = place.getsockname()[1]
+    place.close()  # Ray listens there
     run(
         make,
         cluster,
         host=host,
         port=port,
-        busy=settings.max_sessions,
-        ready=lambda: None if given["quiet"] else say(ready),
+        busy=busy,
+        ready=lambda: None if ready is None else say(ready),
     )

@@ -93,6 +93,25 @@ def reason(problem: BaseException) -> str:
     return re.split(r"^\s*[\w.]*(?:Error|Exception|BadUse): ", text, flags=re.MULTILINE)[-1].strip()
 
 
+def connect(address: str) -> None:
+    """Connect to a cluster, or start one. Raises ValueError with the reason if that fails."""
+    local = address == "local"
+    try:
+        if match := re.fullmatch(r"(.+):(\d+)", address.removeprefix("ray://")):
+            # fails at once, where Ray would try for minutes
+            socket.create_connection((match[1], int(match[2])), timeout=5).close()
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({"include_dashboard": False} if local else {}),
+        )
+    except (OSError, RuntimeError, ValueError) as problem:
+        raise ValueError(
+            f"cannot use the Ray cluster {address!r}: {str(problem).splitlines()[0]}"
+        ) from None
+
+
 def run(
     make: Callable[[], Service],
     cluster: Cluster,
@@ -106,21 +125,7 @@ def run(
 
     Raises ValueError if the cluster cannot be used or the replicas cannot start.
     """
-    local = cluster.address == "local"
-    try:
-        if match := re.fullmatch(r"(.+):(\d+)", cluster.address.removeprefix("ray://")):
-            # fails at once, where Ray would try for minutes
-            socket.create_connection((match[1], int(match[2])), timeout=5).close()
-        ray.init(
-            address=cluster.address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({"include_dashboard": False} if local else {}),
-        )
-    except (OSError, RuntimeError, ValueError) as problem:
-        raise ValueError(
-            f"cannot use the Ray cluster {cluster.address!r}: {str(problem).splitlines()[0]}"
-        ) from None
+    connect(cluster.address)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         serve.start(http_options=HTTPOptions(host=host, port=port))
