@@ -18,7 +18,7 @@ LEAST_TOKENS = 64
 """Smaller slices would cost more than they help."""
 STEP_TOKENS = 32
 MAX_LEAD_S = 2.0
-"""How much sooner a short reading may come than a long one."""
+"""How much longer a long reading may wait than a short one."""
 WEIGHT = 0.3
 """Share of the newest slice in the measured speed."""
 
