@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from infinipot import __version__
 from infinipot.server.auth import Guard
@@ -236,6 +237,7 @@ def create_app(serving: Serving) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(Refusal, on_refusal)
+    app.add_exception_handler(ClientDisconnect, on_refusal)
     app.add_exception_handler(Exception, on_refusal)
     made = app.openapi
 

@@ -119,7 +119,7 @@ class Engine:
     @property
     def stuck_s(self) -> float:
         """For how long nothing has gone on although there was something to do; 0 if all is well. May be called from anywhere."""
-        asked = self.waiting or any(work.readable or work.answering for work in list(self.running))
+        asked = self.waiting or any(work.readable or (work.answering and not work.unheard()) for work in list(self.running))
         return time.monotonic() - self._active if asked else 0.0
 
     def check(self) -> None:

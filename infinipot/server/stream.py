@@ -101,6 +101,7 @@ async def ask(engine: Engine, act: Callable[[], T]) -> T:
 async def running(engine: Engine, works: list[Work]):  # type: ignore[no-untyped-def]
     """Inside, the works are in the engine's hands; whoever leaves early, leaves nothing behind."""
     try:
+        engine.check()  # a thread that has ended says nothing
         await ask(engine, lambda: engine.submit(*works))
         yield
     finally:
