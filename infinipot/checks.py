@@ -1,4 +1,4 @@
-"""Checks of values from outside. An error names the value, the allowed values and the nearest one."""
+"""Checks of values from outside. An error names the value and the allowed ones."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def check_version() -> None:
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """The name of the cache in the model's forward: `cache` since 5.24, before `past_key_values`."""
+    """The name of the cache in the model's forward: `cache` since 5.24, else `past_key_values`."""
     if "cache" in inspect.signature(type(model).forward).parameters:
         return "cache"
     return "past_key_values"

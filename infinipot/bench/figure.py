@@ -32,9 +32,9 @@ def latest(results: Path, model: str | None = None) -> dict[str, Any]:
     """
     lines = [json.loads(line) for line in results.read_text("utf-8").splitlines() if line.strip()]
     documents = [line for line in lines if line.get("benchmark") == "bench"]
-    chosen = [line for line in documents if model in (None, line["model"]["name"])]
-    if chosen:
-        return chosen[-1]
+    matches = [line for line in documents if model in (None, line["model"]["name"])]
+    if matches:
+        return matches[-1]
     if not model:
         raise ValueError(f"{results} has no result of `infinipot bench`")
     names = sorted({line["model"]["name"] for line in documents})

@@ -83,7 +83,8 @@ def look(
     """Read a text, and answer the question if there is one.
 
     The method knows the question during reading only if it is aware of it. model: its name on the
-    page. sampling: options of the answer, as in `Session.ask`. Raises ValueError for a text that is too long to show.
+    page. sampling: options of the answer, as in `Session.ask`. Raises ValueError for a text that is
+    too long to show.
     """
     if method.policy.reads == "ends":
         raise ValueError(
@@ -96,14 +97,13 @@ def look(
             f"the text has {len(ids):,} tokens; a page can show {LONGEST:,}: give a shorter one"
         )
     head = Dialogue(replica.tokenizer, system, True).head()
-    head_pieces = [str(replica.tokenizer.decode([token])) for token in head]
     session = open_session(replica, method.config, system=system)
     losses = read(session, ids, question if method.aware else None, len(head))
     kept = kept_places(session, len(head) + len(ids))
     facts = described(session, model, method)
     answer = session.ask(question, **sampling) if question else None
     return Look(
-        pieces=head_pieces + parts,
+        pieces=[*[str(replica.tokenizer.decode([token])) for token in head], *parts],
         pinned=len(head),
         kept=kept,
         novelty=[None] * len(head) + [round(loss, 2) for loss in losses],

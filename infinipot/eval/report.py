@@ -14,10 +14,10 @@ def shares(
     records: Sequence[Record], what: str = "right"
 ) -> dict[str, dict[tuple[float, int], float | None]]:
     """Method -> (depth, length) -> mean of the field `what` over the trials."""
-    shown = names(records)
+    name_of = names(records)
     values: dict[str, dict[tuple[float, int], list[float]]] = {}
     for record in records:
-        cells = values.setdefault(shown[name_key(record)], {})
+        cells = values.setdefault(name_of[name_key(record)], {})
         if record[what] is not None:
             cells.setdefault((record["depth"], record["length"]), []).append(float(record[what]))
     return {

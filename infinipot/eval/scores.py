@@ -18,8 +18,8 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 def by_method(records: Sequence[Record]) -> Scores:
     """Scores by name of the method, as `shared_rows`."""
-    shown = names(records)
-    return shared_rows([(shown[name_key(record)], record) for record in records])
+    name_of = names(records)
+    return shared_rows([(name_of[name_key(record)], record) for record in records])
 
 
 def by_label(records: Sequence[Record]) -> Scores:
@@ -61,10 +61,10 @@ def table(scores: Scores) -> str:
         for name in inside:
             lines.append([name, str(len(first[name])), *[number(m[name]) for m in means.values()]])
         if inside:
-            shown = [_bold_mean([m[name] for name in inside]) for m in means.values()]
-            lines.append([f"**{group}**", "", *shown])
-    shown = [_bold_mean(list(m.values())) for m in means.values()]
-    lines.append(["**mean of tasks**", str(sum(map(len, first.values()))), *shown])
+            cells = [_bold_mean([m[name] for name in inside]) for m in means.values()]
+            lines.append([f"**{group}**", "", *cells])
+    cells = [_bold_mean(list(m.values())) for m in means.values()]
+    lines.append(["**mean of tasks**", str(sum(map(len, first.values()))), *cells])
     return markdown(["task", "rows", *means], lines)
 
 
@@ -79,11 +79,11 @@ def differences(scores: Scores, against: str) -> str:
         if name == against:
             continue
         gap, interval = paired_difference(scores[against], some)
-        shown = ["– (a task has one row)", "–"]
+        cells = ["– (a task has one row)", "–"]
         if interval:
             low, high = interval
-            shown = [f"{low:+.1f} to {high:+.1f}", "yes" if low > 0 or high < 0 else "no"]
-        lines.append([name, f"{gap:+.1f}", *shown])
+            cells = [f"{low:+.1f} to {high:+.1f}", "yes" if low > 0 or high < 0 else "no"]
+        lines.append([name, f"{gap:+.1f}", *cells])
     return markdown([f"against {against}", "difference", "95 % interval", "beyond chance"], lines)
 
 
@@ -117,12 +117,14 @@ def write(
 
 def reference(records: Sequence[Record], against: str | None) -> str:
     """The name of the method to compare with."""
-    shown = names(records)
-    chosen = [shown[name_key(record)] for record in records if against in (None, record["method"])]
-    if not chosen:
+    name_of = names(records)
+    matches = [
+        name_of[name_key(record)] for record in records if against in (None, record["method"])
+    ]
+    if not matches:
         labels = ", ".join(dict.fromkeys(record["method"] for record in records))
         raise ValueError(f"against={against!r} is not among the methods: {labels}")
-    return chosen[0]
+    return matches[0]
 
 
 def predictions(records: Sequence[Record], data: Mapping[str, Sequence[Row]], folder: Path) -> Path:
@@ -131,7 +133,7 @@ def predictions(records: Sequence[Record], data: Mapping[str, Sequence[Row]], fo
     The files contain LongBench's right answers, so they must not be published.
     """
     rows = {(kind, row.task, row.id): row for kind, some in data.items() for row in some}
-    shown = names(records)
+    name_of = names(records)
     files: dict[Path, list[str]] = {}
     order = {key: place for place, key in enumerate(rows)}
     for record in sorted(records, key=lambda r: order[(r["rows"], r["task"], r["id"])]):
@@ -143,7 +145,7 @@ def predictions(records: Sequence[Record], data: Mapping[str, Sequence[Row]], fo
             "length": row.length,
         }
         kind = _file_name(record["rows"])
-        method = _file_name(shown[name_key(record)])
+        method = _file_name(name_of[name_key(record)])
         place = folder / "pred" / kind / method / f"{row.task}.jsonl"
         files.setdefault(place, []).append(json.dumps(line, ensure_ascii=False) + "\n")
     for place, lines in files.items():

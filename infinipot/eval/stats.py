@@ -11,7 +11,7 @@ ROUNDS = 2000
 
 
 def task_means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean score of each task. scores: task -> row -> score. A task without rows is left out."""
+    """The mean score of each task that has rows. scores: task -> row -> score."""
     return {task: float(np.mean(list(rows.values()))) for task, rows in scores.items() if rows}
 
 

@@ -13,9 +13,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
-        shown = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        shown[0] = row[0].ljust(widths[0])
-        return f"| {' | '.join(shown)} |"
+        aligned = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        aligned[0] = row[0].ljust(widths[0])
+        return f"| {' | '.join(aligned)} |"
 
     rules = ["-" * (widths[0] + 2), *["-" * (width + 1) + ":" for width in widths[1:]]]
     return "\n".join([line(cells[0]), f"|{'|'.join(rules)}|", *map(line, cells[1:])]) + "\n"
@@ -43,7 +43,7 @@ def names(records: Iterable[Record]) -> dict[str, str]:
     first: dict[str, Record] = {}
     for record in records:
         first.setdefault(name_key(record), record)
-    shown: dict[str, str] = {}
+    name_of: dict[str, str] = {}
     different = [
         name for name in ("model", "dtype") if len({record[name] for record in first.values()}) > 1
     ]
@@ -56,8 +56,8 @@ def names(records: Iterable[Record]) -> dict[str, str]:
         alike = [other for other in first.values() if other["method"] == record["method"]]
         for name in sorted(_different_options(record["options"], [r["options"] for r in alike])):
             parts.append(f"{name} {record['options'].get(name, 'default')}")
-        shown[key] = ", ".join(parts)
-    return shown
+        name_of[key] = ", ".join(parts)
+    return name_of
 
 
 def _different_options(own: Record, others: Iterable[Record]) -> set[str]:

@@ -114,18 +114,18 @@ def attends(query: Tensor, kv_heads: int) -> bool:
 
 
 def append(
-    key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int
+    key: Tensor, rotated: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int
 ) -> None:
     """Write one new entry into each of several pots.
 
-    key, turned, value: [B, K, 1, D]; the raw key, the rotated key and the value. places: [3, B]
+    key, rotated, value: [B, K, 1, D]; the raw key, the rotated key and the value. places: [3, B]
     int64, the addresses of the pots' buffers for them; each buffer is contiguous [1, K, size, D].
     slots: [B], the slot to write in each pot.
     """
     from infinipot.kernels import triton
 
     batch, heads, _, width = key.shape
-    entry = [_dense_rows(x) for x in (key, turned, value)]
+    entry = [_dense_rows(x) for x in (key, rotated, value)]
     strides = [stride for x in entry for stride in x.stride()[:2]]
     with _on(key):
         triton.append[(batch, heads)](

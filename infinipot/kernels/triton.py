@@ -51,15 +51,15 @@ def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, ti
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * stride
     largest = float("-inf")
-    summed = 0.0
+    mass = 0.0
     for begin in range(0, columns, tile):
         j = begin + tl.arange(0, tile)
         x = tl.load(base + j, mask=j < columns, other=float("-inf")).to(tl.float32)
         peak = tl.maximum(largest, tl.max(x, axis=0))
-        summed = summed * tl.exp(largest - peak) + tl.sum(tl.exp(x - peak), axis=0)
+        mass = mass * tl.exp(largest - peak) + tl.sum(tl.exp(x - peak), axis=0)
         largest = peak
     before = tl.load(total + row)
-    now = largest + tl.log(summed)
+    now = largest + tl.log(mass)
     high = tl.maximum(before, now)
     tl.store(total + row, high + tl.log(tl.exp(before - high) + tl.exp(now - high)))
     place = tl.load(targets + row) - start
@@ -91,7 +91,7 @@ def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexp
 @triton.jit
 def append(
     key,
-    turned,
+    rotated,
     value,
     places,
     slots,
@@ -116,7 +116,7 @@ def append(
     kind = tl.pointer_type(key.dtype.element_ty)
     offset = (head * size + tl.load(slots + row)) * width + j
     k = tl.load(key + row * kb + head * kh + j, mask=j < width)
-    t = tl.load(turned + row * tb + head * th + j, mask=j < width)
+    t = tl.load(rotated + row * tb + head * th + j, mask=j < width)
     v = tl.load(value + row * vb + head * vh + j, mask=j < width)
     tl.store(tl.load(places + row).to(kind) + offset, k, mask=j < width)
     tl.store(tl.load(places + rows + row).to(kind) + offset, t, mask=j < width)
@@ -163,8 +163,8 @@ def attend_part(
         other=0.0,
     )
     high = tl.full((tile,), float("-inf"), tl.float32)
-    summed = tl.zeros((tile,), tl.float32)
-    mixed = tl.zeros((tile, width), tl.float32)
+    mass = tl.zeros((tile,), tl.float32)
+    mix = tl.zeros((tile, width), tl.float32)
     begin = part * share
     for start in range(begin, tl.minimum(begin + share, slot + 1), block):
         n = start + tl.arange(0, block)
@@ -175,13 +175,13 @@ def attend_part(
         p = tl.exp(s - now[:, None])
         fade = tl.exp(high - now)
         v = tl.load(values + n[:, None] * width + d[None, :], mask=filled[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(p.to(v.dtype), v)
-        summed = summed * fade + tl.sum(p, axis=1)
+        mix = mix * fade[:, None] + tl.dot(p.to(v.dtype), v)
+        mass = mass * fade + tl.sum(p, axis=1)
         high = now
     at = ((row * heads + head) * parts + part) * tile + g
     tl.store(peak + at, high)
-    tl.store(total + at, summed)
-    tl.store(acc + at[:, None] * width + d[None, :], mixed)
+    tl.store(total + at, mass)
+    tl.store(acc + at[:, None] * width + d[None, :], mix)
 
 
 @triton.jit
@@ -205,7 +205,7 @@ def attend_join(
     at = ((row * (heads // group) + head // group) * parts + part) * tile + head % group
     high = tl.load(peak + at, mask=part < parts, other=float("-inf"))
     weight = tl.exp(high - tl.max(high, axis=0))
-    summed = tl.sum(weight * tl.load(total + at, mask=part < parts, other=0.0), axis=0)
-    mixed = tl.load(acc + at[:, None] * width + d[None, :], mask=(part < parts)[:, None], other=0.0)
-    joined = tl.sum(mixed * weight[:, None], axis=0) / summed
-    tl.store(out + (row * heads + head) * width + d, joined.to(out.dtype.element_ty))
+    mass = tl.sum(weight * tl.load(total + at, mask=part < parts, other=0.0), axis=0)
+    mix = tl.load(acc + at[:, None] * width + d[None, :], mask=(part < parts)[:, None], other=0.0)
+    result = tl.sum(mix * weight[:, None], axis=0) / mass
+    tl.store(out + (row * heads + head) * width + d, result.to(out.dtype.element_ty))

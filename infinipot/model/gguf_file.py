@@ -31,7 +31,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
                 return _Reader(data).fields()
             except (struct.error, EOFError) as error:
                 raise ValueError(
-                    f"{path}: the file is cut off or damaged ({error}; it has {len(data):,} bytes). "
+                    f"{path}: the file is cut off or damaged ({error}; {len(data):,} bytes). "
                     "Download it again."
                 ) from error
             except (NotImplementedError, UnicodeDecodeError) as error:

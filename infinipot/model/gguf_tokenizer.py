@@ -84,28 +84,17 @@ def build_tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFa
     Fields that an old file leaves out are added to `fields`. Raises ValueError for a tokenizer that
     cannot be built.
     """
-    kind = fields.get("tokenizer.ggml.model")
-    tokens = fields.get("tokenizer.ggml.tokens")
-    if fields.get("split.count", 1) > 1:
-        raise ValueError(
-            f"{path}: the file is one of {fields['split.count']} parts. Join the parts first "
-            "(llama-gguf-split --merge)."
-        )
-    if kind not in ("gpt2", "llama") or not tokens:
-        raise ValueError(
-            f"{path}: tokenizer kind {kind!r}; known are 'gpt2' (byte-level BPE) and 'llama' "
-            f"(SentencePiece BPE). {_INSTEAD}"
-        )
+    _check(path, fields)
     _add_defaults(fields)
     special = _special_tokens(path, fields)
+    kind = fields["tokenizer.ggml.model"]
     prefix = kind == "llama" and fields.get("tokenizer.ggml.add_space_prefix", True)
     respell = kind == "llama" and not prefix
     pieces = _pieces(fields, respell)
     vocabulary = {token: index for index, token in enumerate(pieces)}
-    if len(vocabulary) != len(tokens):
-        raise ValueError(
-            f"{path}: {len(tokens) - len(vocabulary)} tokens are in the vocabulary twice. {_INSTEAD}"
-        )
+    if len(vocabulary) != len(pieces):
+        count = len(pieces) - len(vocabulary)
+        raise ValueError(f"{path}: {count} tokens are in the vocabulary twice. {_INSTEAD}")
     bos = True
     if kind == "gpt2":
         tokenizer, bos = _byte_level(path, fields, vocabulary)
@@ -119,6 +108,21 @@ def build_tokenizer(path: Path, fields: dict[str, Any]) -> PreTrainedTokenizerFa
         chat_template=fields.get("tokenizer.chat_template"),
         **special,
     )
+
+
+def _check(path: Path, fields: dict[str, Any]) -> None:
+    """Refuse a part of a file, and an unknown kind of tokenizer."""
+    kind = fields.get("tokenizer.ggml.model")
+    if fields.get("split.count", 1) > 1:
+        raise ValueError(
+            f"{path}: the file is one of {fields['split.count']} parts. Join the parts first "
+            "(llama-gguf-split --merge)."
+        )
+    if kind not in ("gpt2", "llama") or not fields.get("tokenizer.ggml.tokens"):
+        raise ValueError(
+            f"{path}: tokenizer kind {kind!r}; known are 'gpt2' (byte-level BPE) and 'llama' "
+            f"(SentencePiece BPE). {_INSTEAD}"
+        )
 
 
 def _add_defaults(fields: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The choice of survivors: the paper's two steps (section 3.3.3, Code 1), and smoothing of scores."""
+"""The choice of survivors: two steps (paper, section 3.3.3, Code 1), and smoothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def choose(
     sinks: int = 0,
     recent: int = 0,
 ) -> Tensor:
-    """Indices [B, K, budget] of the survivors, in ascending order, so that slots stay in text order.
+    """Indices [B, K, budget] of the survivors, ascending, so that slots stay in text order.
 
     budget: entries to keep in total. novelty, scores: [B, K, P] float32, at least one of them. The
     first `sinks` and the last `recent` slots always stay. Of the remaining budget, `share` (0 .. 1)

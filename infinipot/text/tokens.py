@@ -106,14 +106,14 @@ def _blocks(pieces: Iterable[str]) -> Iterator[str]:
 
 def checked(ids: Iterable[int], vocabulary: int) -> list[int]:
     """The ids as a list. Raises ValueError for an id that the model does not have."""
-    listed = [_as_int(i) for i in ids]
-    wrong = next((i for i in listed if type(i) is not int or not 0 <= i < vocabulary), None)
+    whole = [_as_int(i) for i in ids]
+    wrong = next((i for i in whole if type(i) is not int or not 0 <= i < vocabulary), None)
     if wrong is not None:
         raise ValueError(
             f"{wrong!r} is not a token id of this model: ids are whole numbers from 0 to "
             f"{vocabulary - 1}"
         )
-    return listed
+    return whole
 
 
 def _as_int(value: Any) -> Any:
@@ -200,12 +200,12 @@ class Pieces:
         self.ids.append(token)
         # decode with a few ids of context: a tokenizer may decode the first id differently
         start = max(0, self.done - 4)
-        shown = self._decode(self.ids[start : self.done])
+        before = self._decode(self.ids[start : self.done])
         text = self._decode(self.ids[start:])
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""  # in the middle of a character
         self.done = len(self.ids)
-        return self._release(text[len(shown) :])
+        return self._release(text[len(before) :])
 
     def _release(self, new: str) -> str:
         text = self._waiting + new
@@ -229,7 +229,7 @@ class Pieces:
         out = self._waiting
         if not self.stopped and self.done < len(self.ids):
             start = max(0, self.done - 4)
-            shown = self._decode(self.ids[start : self.done])
-            out += self._decode(self.ids[start:])[len(shown) :]
+            before = self._decode(self.ids[start : self.done])
+            out += self._decode(self.ids[start:])[len(before) :]
         self._waiting = ""
         return out

@@ -21,8 +21,8 @@ INTRODUCTION = (
     "There is important information hidden inside a lot of irrelevant text. Find it and memorize "
     "it. I will quiz you about it.\n\n"
 )
-"""The paper's test, from Mohtashami and Jaggi (arXiv 2305.16300): this introduction, then the filler
-repeated."""
+"""The paper's test, from Mohtashami and Jaggi (arXiv 2305.16300): this introduction, then the
+filler, repeated."""
 FILES = (".txt", ".md", ".txt.gz")
 BACK = 200
 """The most tokens by which a needle is moved back to the end of a sentence."""
@@ -151,7 +151,7 @@ KINDS = ("number", "word", "multi")
 
 
 def needles(kind: str, count: int, chance: random.Random) -> list[Needle]:
-    """`number`: the paper's pass key of five digits. `word`: a secret word. `multi`: the pass keys of
+    """`number`: the paper's pass key of five digits. `word`: a secret word. `multi`: pass keys of
     several people in one text."""
     known("kind of needle", kind, KINDS)
     if kind == "multi":
@@ -211,14 +211,14 @@ def hide(
     straw = source.straw(room, chance)
     ids = list(source.introduction)
     spans = []
-    taken = 0
+    start = 0
     for depth, statement in statements:
-        place = max(taken, _sentence_end(straw, min(room, int(depth * room + 0.5)), source.ends))
-        ids += straw[taken:place]
+        place = max(start, _sentence_end(straw, min(room, int(depth * room + 0.5)), source.ends))
+        ids += straw[start:place]
         spans.append((len(ids), len(ids) + len(statement)))
         ids += statement
-        taken = place
-    return Stack(ids + straw[taken:], spans)
+        start = place
+    return Stack(ids + straw[start:], spans)
 
 
 def _sentence_end(straw: list[int], place: int, ends: frozenset[int]) -> int:

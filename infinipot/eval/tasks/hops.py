@@ -178,11 +178,11 @@ def table(records: Sequence[Record]) -> str:
 
 def _by_name(records: Sequence[Record]) -> dict[str, list[Record]]:
     """The records by method and count of hops."""
-    shown = names(records)
+    name_of = names(records)
     grouped: dict[str, list[Record]] = {}
     for record in records:
         plural = "s" * (record["hops"] != 1)
-        name = f"{shown[name_key(record)]}, {record['hops']} hop{plural}"
+        name = f"{name_of[name_key(record)]}, {record['hops']} hop{plural}"
         grouped.setdefault(name, []).append(record)
     return grouped
 

@@ -43,7 +43,7 @@ class Whole:
 
 
 def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
-    """Read a prompt without a bound. The last result is cached, for the other methods of its row."""
+    """Read a prompt without a bound. The last result is cached for the other methods of the row."""
     last = replica.cache.get("whole")
     if last is not None and (last.prompt, last.template) == (prompt, template):
         return last
@@ -152,12 +152,12 @@ def plan(
                 f"policy {one.config.policy!r} distils nothing, so it has no survivors to compare: "
                 "use a policy with a pot"
             )
-    chosen: dict[str, list[Row]] = {}
+    by_task: dict[str, list[Row]] = {}
     for row in rows:
-        chosen.setdefault(row.task, []).append(row)
+        by_task.setdefault(row.task, []).append(row)
     return [
         KeptUnit(model=model, method=one, row=row)
-        for some in chosen.values()
+        for some in by_task.values()
         for row in some[:limit]
         for one in methods
     ]
@@ -168,10 +168,10 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
 
     Returns the text and the paths of the files.
     """
-    shown = names(records)
+    name_of = names(records)
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(shown[name_key(record)], []).append(record)
+        groups.setdefault(name_of[name_key(record)], []).append(record)
     hits = {
         name: np.mean([np.mean(record["hits"], axis=1) for record in some], axis=0)
         for name, some in groups.items()

@@ -176,14 +176,14 @@ def plan(
 
 def table(records: Sequence[Record]) -> str:
     """Tasks and metrics down, methods across."""
-    shown = names(records)
-    columns = list(dict.fromkeys(shown[name_key(record)] for record in records))
+    name_of = names(records)
+    columns = list(dict.fromkeys(name_of[name_key(record)] for record in records))
     cells: dict[str, dict[str, float]] = {}
     for record in records:
         for task, values in record["results"].items():
             for metric, value in values.items():
                 row = cells.setdefault(f"{task} {metric.removesuffix(',none')}", {})
-                row[shown[name_key(record)]] = value
+                row[name_of[name_key(record)]] = value
     rows = [
         [name, *[number(row.get(column), 3) for column in columns]] for name, row in cells.items()
     ]

@@ -158,7 +158,7 @@ COLUMNS = (
 
 def table(records: Sequence[Record]) -> str:
     """Perplexity over the whole text, and over its four quarters (in whole windows)."""
-    shown = names(records)
+    name_of = names(records)
     lines = []
     for record in records:
         losses = record["losses"]
@@ -167,7 +167,7 @@ def table(records: Sequence[Record]) -> str:
         counts = [record[name] for name in ("tokens_read", "distillations", "peak_entries")]
         lines.append(
             [
-                shown[name_key(record)],
+                name_of[name_key(record)],
                 *[_perplexity(loss) for loss in (record["loss"], *quarters)],
                 *[f"{count:,}" for count in counts],
             ]
@@ -190,8 +190,8 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     for (name, count, every), some in groups.items():
         title = f"{name} · {', '.join(sorted({record['model'] for record in some}))}"
         texts.append(f"{title}\n\n{table(some)}")
-        shown = names(some)
-        curves = {shown[name_key(record)]: smoothed(record["losses"], every) for record in some}
+        name_of = names(some)
+        curves = {name_of[name_key(record)]: smoothed(record["losses"], every) for record in some}
         stem = f"perplexity-{Path(name).stem.removesuffix('.txt')}"
         if count:
             stem += f"-{tokens(count)}".replace(",", "")
