@@ -1,4 +1,4 @@
-"""What the parts of reading cost, each by itself, so that the product carries no timers."""
+"""The cost of each part of reading, measured separately, so that the library has no timers."""
 
 from __future__ import annotations
 
@@ -21,26 +21,22 @@ from infinipot.session import Session
 
 
 def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
-    """Seconds of each part between two distillations, and its share of the time in which what lies
-    between them is read.
+    """Seconds of each part per distillation cycle, and its share of the cycle's reading time.
 
-    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds.
-    compaction: a distillation that only takes the newest. selection: what another adds to that.
-    novelty: NuC of the text. What a policy has not is left out.
+    catalyst_forward: the forward pass over the catalyst, without scores. scores: the added time for
+    CaP. compaction: a distillation that keeps the newest entries. selection: the added time of the
+    policy's own choice. novelty: NuC of the text. Parts that the policy does not use are missing.
     """
     session = ready(host, config, ids)
     config = session._reader.config
     catalyst = session._reader.usual
     between = config.pot_size - config.survivors - reserve(config, catalyst)
-    seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(
-        session, ids
-    )
+    seconds = catalyst_s(session, ids) | distillation_s(session, ids)
     if "novelty" in session._reader.needs and session.pot.hidden is not None:
-        states = session.pot.hidden.expand(1, min(config.chunk, between), -1).contiguous()
-        targets = torch.tensor([ids[: states.shape[1]]], device=host.device)
-        seconds["novelty"] = (
-            cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
-        )
+        rows = min(config.chunk, between)
+        states = session.pot.hidden.expand(1, rows, -1).contiguous()
+        targets = torch.tensor([ids[:rows]], device=host.device)
+        seconds["novelty"] = cost_s(partial(host.novelty, states, targets)) * between / rows
     shares = {name: value * prefill_tps / between for name, value in seconds.items()}
     return {
         "tokens_between": between,
@@ -51,11 +47,11 @@ def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> 
 
 
 def ready(host: Host, config: PotConfig, ids: list[int]) -> Session:
-    """A session that has distilled and read on until one more chunk fills its pot."""
+    """A session after a distillation. One more chunk fills its pot."""
     session, _ = read(host, config, ids[: config.pot_size + 1])
     reader = session._reader
     spare = room(session) - last(session)
-    if spare < 0:  # beyond the next distillation
+    if spare < 0:  # read past the next distillation
         reader.read(ids[: room(session) + 1], reader.usual)
         spare = room(session) - last(session)
     reader.read(ids[:spare], reader.usual)
@@ -63,87 +59,91 @@ def ready(host: Host, config: PotConfig, ids: list[int]) -> Session:
 
 
 def room(session: Session) -> int:
+    """Tokens that the pot can take before the next distillation."""
     return int(session.pot.room) - reserve(session.config, session._reader.usual)
 
 
 def last(session: Session) -> int:
-    """Tokens of the chunk that fills the pot: a whole one, or all that is read between two
-    distillations but the one that caused the first."""
+    """Tokens of the chunk that fills the pot.
+
+    It is a whole chunk, or the whole cycle except the token that caused the last distillation.
+    """
     config = session._reader.config
-    return min(
-        config.chunk,
-        config.pot_size - config.survivors - reserve(config, session._reader.usual) - 1,
-    )
+    between = config.pot_size - config.survivors - reserve(config, session._reader.usual)
+    return min(config.chunk, between - 1)
 
 
 def filled(session: Session, ids: list[int]) -> Pot:
-    """A twin of a session's pot that is full."""
+    """A full copy of a session's pot."""
     reader = session._reader
-    twin = session.pot.copy()
-    distill.take(
-        session.host, [twin], reader.tensor(ids[: room(session)]), ["novelty" in reader.needs]
-    )
-    return twin
+    pot = session.pot.copy()
+    chunk = reader.tensor(ids[: room(session)])
+    distill.take(session.host, [pot], chunk, ["novelty" in reader.needs])
+    return pot
 
 
 def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
-    """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else
-    by itself."""
+    """Seconds of the forward pass over the catalyst, and of the scores.
+
+    The catalyst is read together with the last chunk where the policy does so (it rides), otherwise
+    in a pass of its own.
+    """
     host = session.host
     config = session._reader.config
     catalyst = session._reader.usual
     if catalyst is None or "catalyst" not in POLICIES[config.policy]().needs(config.novelty):
         return {}
     look, unseeing = catalyst_look(config, catalyst.shape[1])
-    if not distill.rides(session.pot, config, catalyst):
-        full = filled(session, ids)
-        forward, whole = (
-            cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look)
-        )
-        return {"catalyst_forward": forward, "scores": whole - forward}
+    if distill.rides(session.pot, config, catalyst):
+        return riding_catalyst_s(session, ids, catalyst, look, unseeing)
+    full = filled(session, ids)
+    forward = cost_s(partial(observe, host, full, catalyst, blind, unseeing))
+    whole = cost_s(partial(observe, host, full, catalyst, look, unseeing))
+    return {"catalyst_forward": forward, "scores": whole - forward}
+
+
+def riding_catalyst_s(
+    session: Session, ids: list[int], catalyst: Tensor, look: Any, unseeing: Any
+) -> dict[str, float]:
+    """As `catalyst_s`, for a catalyst that is read together with the last chunk."""
     chunk = session._reader.tensor(ids[: room(session)])
 
-    def take(pot: Pot, rider: Tensor | None = None, look: Any = None) -> None:
-        distill.take(
-            host,
-            [pot],
-            chunk,
-            [False],
-            rider,
-            None if look is None else watching({}, look, unseeing),
-        )
+    def take(pot: Pot, rider: Tensor | None, watch: Any) -> None:
+        distill.take(session.host, [pot], chunk, [False], rider, watch)
 
-    alone, forward, whole = (
-        cost_s(work, lambda: (session.pot.copy(),))
-        for work in (
-            take,
-            partial(take, rider=catalyst, look=blind),
-            partial(take, rider=catalyst, look=look),
-        )
-    )
+    def seconds(rider: Tensor | None, see: Any) -> float:
+        watch = None if see is None else watching({}, see, unseeing)
+        return cost_s(partial(take, rider=rider, watch=watch), lambda: (session.pot.copy(),))
+
+    alone = seconds(None, None)
+    forward = seconds(catalyst, blind)
+    whole = seconds(catalyst, look)
     return {"catalyst_forward": forward - alone, "scores": whole - forward}
 
 
 def blind(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
-    """Looks at nothing."""
+    """Computes no scores."""
     return query.new_zeros(0)
 
 
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
-    """Seconds to select and to compact, what the catalyst saw being known."""
+    """Seconds of selection and compaction, without the scores of the catalyst."""
     host = session.host
     config = session._reader.config
     catalyst = session._reader.usual
     full = filled(session, ids)
-    ridden = None
+    scores = None
     if catalyst is not None and distill.rides(session.pot, config, catalyst):
-        ridden = observe(host, full, catalyst, *catalyst_look(config, catalyst.shape[1]))
-    whole = cost_s(
-        lambda pot: distill.distill(host, pot, config, catalyst, ridden), lambda: (full.copy(),)
-    )
-    compaction = cost_s(
-        lambda pot: distill.distill(host, pot, simple(config), None), lambda: (full.copy(),)
-    )
-    if ridden is None and catalyst is not None:
+        scores = observe(host, full, catalyst, *catalyst_look(config, catalyst.shape[1]))
+
+    def seconds(config: PotConfig, catalyst: Tensor | None, scores: Any) -> float:
+        return cost_s(
+            lambda pot: distill.distill(host, pot, config, catalyst, scores),
+            lambda: (full.copy(),),
+        )
+
+    whole = seconds(config, catalyst, scores)
+    compaction = seconds(simple(config), None, None)
+    if scores is None:
         whole -= sum(catalyst_s(session, ids).values())
     return {"selection": whole - compaction, "compaction": compaction}
