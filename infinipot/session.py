@@ -77,7 +77,7 @@ class Session:
         """From now on note how surprising every token is that is read, also if the policy makes no use of it: after each chunk `pot.novelty`
         ends in that chunk's."""
         self._reader.needs |= {"novelty"}
-        self.pot.noted = True
+        self.pot.read_by_chunk()
 
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
         """Read on, distilling whenever the pot is full.

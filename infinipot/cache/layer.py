@@ -16,9 +16,12 @@ from infinipot.cache.attention_stats import Witness
 from infinipot.cache.rope import Rotation
 from infinipot.cache.storage import Slots
 from infinipot.compat import CacheLayerMixin
+from infinipot.scoring.representativeness import Scoring
 
 GROWTH = 1024
 """Slots by which a layer without a bound grows at least."""
+DESCRIPTION = ("index", "novelty", "past")
+"""What is known about survivors."""
 
 
 class PotOverflow(AssertionError):
@@ -111,9 +114,42 @@ class PotLayer(CacheLayerMixin):
             slots.write(start, x)
         if self.rotated is not None:
             self.rotated[:, :, start:stop] = self._turn(key_states, self.position) if turned is None else turned
-        self.length, self.position = stop, self.position + stop - start
-        self.peak = max(self.peak, stop)
+        self.advance(stop - start)
         return self.read_keys(0, stop), self.read_values(0, stop)
+
+    def advance(self, count: int) -> None:
+        """Count `count` more entries, whose slots have been written; fewer if negative."""
+        self.length += count
+        self.position += count
+        self.note_peak(self.length)
+
+    def note_peak(self, peak: int) -> None:
+        """Note that there were so many entries at one moment."""
+        self.peak = max(self.peak, peak)
+
+    def note_attention(self, raw: Tensor, query: Tensor, key: Tensor, scoring: Scoring) -> None:
+        """Remember what the policy asks for of the attention of T new tokens.
+
+        raw, query: their queries before and after rotation, [B, H, T, D]. key: rotated keys of all entries, [B, K, N, D].
+        """
+        if self.witness is not None:
+            self.witness = self.witness.seeing(raw, query, key, scoring)
+
+    def survivors(self) -> dict[str, Tensor]:
+        """What is known about the survivors, by name: [B, K, S] each."""
+        return {name: x for name in DESCRIPTION if (x := getattr(self, name, None)) is not None}
+
+    def copy_survivors(self) -> None:
+        """Keep what is known about the survivors in tensors of its own: a recorded cycle writes into them."""
+        for name, x in self.survivors().items():
+            setattr(self, name, x.clone())
+
+    def move_survivors(self, places: dict[str, Tensor]) -> None:
+        """Keep what is known about the survivors in these tensors, where a recording looks for it."""
+        for name, place in places.items():
+            if getattr(self, name) is not place:  # distilled otherwise in between
+                place.copy_(getattr(self, name))
+                setattr(self, name, place)
 
     def reserve(self, count: int) -> None:
         """Have slots for `count` more entries. Raises PotOverflow if they are more than the size."""
@@ -176,8 +212,7 @@ class PotLayer(CacheLayerMixin):
             with torch.inference_mode(False):
                 twin.slots = (self.slots[0].copy(), self.slots[1].copy())
                 twin.rotated = None if self.rotated is None else self.rotated.clone()
-                for name in ("index", "novelty", "past"):  # a recorded cycle writes into them
-                    setattr(twin, name, None if getattr(self, name) is None else getattr(self, name).clone())
+                twin.copy_survivors()
         return twin
 
     def state(self) -> dict[str, Tensor]:
@@ -186,8 +221,7 @@ class PotLayer(CacheLayerMixin):
         taken = {name + suffix: x for name, slots in named for suffix, x in slots.state(self.length).items()}
         if not self.reset and self.rotated is not None:
             taken["rotated"] = self.rotated[:, :, : self.length]
-        taken |= {"index": self.index, "novelty": self.novelty} | ({} if self.past is None else {"past": self.past})
-        return taken | ({} if self.witness is None else self.witness.state())
+        return taken | self.survivors() | ({} if self.witness is None else self.witness.state())
 
     def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
         """dtype: the model's, in which entries are read, whatever they are stored in."""
@@ -210,8 +244,8 @@ class PotLayer(CacheLayerMixin):
             return 0
         held = [x for slots in self.slots for x in slots.tensors]
         remembered = [] if self.witness is None else list(self.witness.state().values())
-        about = [x for x in (self.rotated, self.index, self.novelty, self.past, *remembered) if x is not None]
-        return sum(x.nbytes for x in (*held, *about))
+        rotated = [] if self.rotated is None else [self.rotated]
+        return sum(x.nbytes for x in (*held, *rotated, *self.survivors().values(), *remembered))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0

@@ -35,6 +35,9 @@ class NoEntries:
     is_initialized = is_sliding = is_compileable = is_croppable = supports_early_init = False
     length = peak = position = width = 0
 
+    def note_peak(self, peak: int) -> None:
+        pass
+
     def mark(self) -> Any:
         return None
 

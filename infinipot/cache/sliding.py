@@ -59,10 +59,14 @@ class WindowLayer(CacheLayerMixin):
         keys = torch.cat((self.keys, key_states), dim=2)
         values = torch.cat((self.values, value_states), dim=2)
         rotated = torch.cat((self.rotated, turned), dim=2)
-        self.peak = max(self.peak, keys.shape[2])
+        self.note_peak(keys.shape[2])
         kept = slice(max(0, keys.shape[2] - self.window + 1), None)
         self.keys, self.values, self.rotated = (x[:, :, kept].clone() for x in (keys, values, rotated))
         return rotated, values
+
+    def note_peak(self, peak: int) -> None:
+        """Note that there were so many entries at one moment."""
+        self.peak = max(self.peak, peak)
 
     def rotate_queries(self, query: Tensor) -> Tensor:
         return query if self.rotation is None else self.rotation.slots(query, self.position - query.shape[-2])

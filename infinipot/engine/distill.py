@@ -13,7 +13,7 @@ from torch import Tensor
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import cycle
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import catalyst_look, observe_catalyst, observe_layer, observe_replay, reserve, watching
 from infinipot.model.runner import Host, Observer
 from infinipot.policies import POLICIES, Observation
@@ -33,7 +33,7 @@ def take(
     try:
         hidden = host.read(ids if rider is None else torch.cat((ids, rider), dim=1), pots, watch)[:, : ids.shape[1]]
         if rider is not None:
-            pots[0].drop(rider.shape[1])
+            pots[0].advance(-rider.shape[1])
         losses = novelty_of(host, pots, ids, hidden, score_novelty)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
@@ -103,9 +103,7 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ri
         chosen.append((number, torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past))
     for number, slots, index, novelty, past in chosen:  # all or nothing: nothing is evicted before every layer has chosen
         pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
-    pot.novelty, pot.fresh = pot.novelty[:, :0], pot.fresh[:, :0]
-    pot.distillations += 1
-    pot.distill_s += time.perf_counter() - started
+    pot.distilled(time.perf_counter() - started)
 
 
 def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> int:
@@ -183,4 +181,4 @@ def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Ten
         distill(host, pot, config, catalyst, ridden)
 
     sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
-    return not pot.noted and (catalyst is None or rides(pot, config, catalyst)) and cycle(host, pot, sizes, ids, catalyst, run)
+    return not pot.by_chunk and (catalyst is None or rides(pot, config, catalyst)) and graph_cache(host).cycle(pot, sizes, ids, catalyst, run)

@@ -16,7 +16,7 @@ from infinipot.cache.attention_stats import Witness
 from infinipot.cache.pot import Layout, Pot
 from infinipot.config import PotConfig
 from infinipot.engine import distill
-from infinipot.engine.cuda_graphs import new_pot
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import reserve
 from infinipot.model.runner import Host
 from infinipot.policies import POLICIES
@@ -62,7 +62,7 @@ class Reader:
         self.config = dataclasses.replace(config, chunk_tokens=chunk)
         self.policy = POLICIES[config.policy]()
         self.needs = self.policy.needs(config.novelty)
-        self.pot = new_pot(host, self._layout())
+        self.pot = graph_cache(host).new_pot(self._layout())
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         """Policy `truncate`: the newest ids, not read before an answer needs them."""
         self.skipped, self.busy = 0, False
@@ -113,7 +113,7 @@ class Reader:
         """Read the first ids of all, which no distillation will touch."""
         if ids:
             distill.take(self.host, [self.pot], self.tensor(ids), ["novelty" in self.needs])
-            self.pot.pinned = len(ids)
+            self.pot.pin(len(ids))
 
     def cycles(self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None) -> Iterator[tuple[list[int], bool]]:
         """What is to be read, opening first, in lists that end where the pot is full; and whether more comes.

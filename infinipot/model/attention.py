@@ -23,7 +23,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
 
 from infinipot import compat
-from infinipot.model.rope_bypass import identity
+from infinipot.model.rope_bypass import bypassed, neutral
 
 
 class Worker(ABC):
@@ -35,7 +35,7 @@ class Worker(ABC):
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """What a rotary module returns instead of `output`; None leaves it. Queries and keys are turned in `attend`, not by the model."""
-        return identity(output)
+        return neutral(output)
 
 
 _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
@@ -80,7 +80,7 @@ def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
 def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
     """Inside, the model's attention and rotary modules ask `worker`, nothing is dropped out and nothing is autocast; afterwards the model
     is as before, also after an error. One model does one thing at a time: other threads wait."""
-    with IN_USE, torch.autocast(model.device.type, enabled=False):
+    with IN_USE, torch.autocast(model.device.type, enabled=False), bypassed(model):
         configs = [model.config, *(getattr(model.config, name, None) for name in model.config.sub_configs)]
         before = [(config, config._attn_implementation) for config in configs if config is not None]
         training = [module for module in model.modules() if module.training] if model.training else []

@@ -51,8 +51,7 @@ class _Reading(Worker):
         raw, query = query, layer.rotate_queries(query) if turned is None else turned
         if layer.window is None:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
-            if layer.witness is not None:
-                layer.witness = layer.witness.seeing(raw, query, key, scoring)
+            layer.note_attention(raw, query, key, scoring)
             hidden = (self.pot.pinned, layer.index.shape[-1]) if self.observe.alone else (0, 0)
             self.observe.look(number, query, key, replace(scoring, hidden=hidden))
             if self.pot.grouping is not None:
@@ -144,16 +143,11 @@ class Host:
         self.cache_argument = compat.cache_argument(model)
         self.sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
         """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
-        self.first_graph: Any = None  # with the stream it was recorded on
-        self.spare: Any = None
         self.norms = fused_norms.found(model)
-        self.ran: set[Any] = set()
         try:
             self.windows, self.states = compat.layer_kinds(model)
             if None not in self.windows:  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
                 self.windows = [None if window else window for window in self.windows]
-            # a recording sees neither a state that goes back, nor other processes, nor the streams of other devices
-            self.unrecordable = any(self.states) or self.sharded or len({weight.device for weight in model.parameters()}) > 1
             self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
             self.scorings: dict[int, Scoring] = {}
@@ -191,9 +185,7 @@ class Host:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
         with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
-            pot = Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout)
-            pot.newest = pot.newest.to(self.device)
-        return pot
+            return Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout, self.device)
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A saved pot's tensors, each layer's on the layer's device, and what the last layer left where that left it."""

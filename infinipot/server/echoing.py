@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.model.runner import Host, Observer
 from infinipot.server.answering import Answering
 from infinipot.server.events import Done, Likely, Piece, likely
@@ -19,11 +20,11 @@ ROWS = 64
 
 class Listening(Host):
     """A host that notes the hidden states of every pass, and how many tokens the pot had read before it. The model is that of the host it
-    is made from. A recording would pass it by, and a spare pot serves one host only."""
+    is made from. A recording would pass it by."""
 
     def __init__(self, host: Host) -> None:
         self.__dict__.update(host.__dict__)
-        self.unrecordable, self.spare = True, None
+        graph_cache(self).record_nothing()
         self.heard: list[tuple[int, Tensor, Tensor]] = []
 
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
