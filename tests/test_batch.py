@@ -45,8 +45,8 @@ def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict
     for slow in (False, True):
         with monkeypatch.context() as patch:
             if slow:
-                patch.setattr("infinipot.model.runner.turned", lambda layers, x, ahead: [None] * len(layers))
-                patch.setattr("infinipot.cache.batch.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.model.runner.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.cache.batch.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
                 patch.setattr("infinipot.engine.distill.predicted", lambda logits, said: None)
             sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
             for session, length in zip(sessions, LENGTHS, strict=True):

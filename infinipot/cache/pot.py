@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infinipot.cache.attention_stats import Witness
+from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.recurrent import new_layer
 from infinipot.cache.rope import Rotation
@@ -25,16 +25,17 @@ NEWEST = 32
 class Layout:
     """What a pot is made of.
 
-    size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they differ. reset: CR-RoPE. kind: the eight-bit
-    type of stored entries, None for the model's own. witness: what layers remember of attention. grouping: how many distant entries share a
-    position, and how many newest do not (SelfExtend). distils: whether there is ever a distillation.
+    size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they differ. reset: CR-RoPE.
+    kind: the eight-bit type of stored entries, None for the model's own. attention_stats: what layers remember of
+    attention. grouping: how many distant entries share a position, and how many newest do not (SelfExtend). distils:
+    whether there is ever a distillation.
     """
 
     size: int | None
     sizes: tuple[int, ...] | None = None
     reset: bool = True
     kind: str | None = None
-    witness: Witness | None = None
+    attention_stats: AttentionStats | None = None
     grouping: tuple[int, int] | None = None
     distils: bool = True
 
@@ -107,7 +108,7 @@ class Pot(Bookkeeping, Cache):
     ) -> None:
         sizes = iter(layout.sizes or (layout.size,) * len(windows))
         layers = [
-            new_layer(window, carried, rotation, next(sizes) if window is None else None, layout.reset, layout.kind, layout.witness)
+            new_layer(window, carried, rotation, next(sizes) if window is None else None, layout.reset, layout.kind, layout.attention_stats)
             for window, carried, rotation in zip(windows, states, rotations, strict=True)
         ]
         Cache.__init__(self, layers=layers)

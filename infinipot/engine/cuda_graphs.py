@@ -36,7 +36,7 @@ Run = Callable[[Tensor, Tensor | None], None]
 def slotted(pot: Pot, watched: bool) -> bool:
     """Whether all of the pot's layers are slots in the model's own type, read as they are. watched: and remember no attention."""
     return pot.grouping is None and all(
-        layer.window is None and layer.is_initialized and layer.kind is None and layer.reset and not (watched and layer.witness)
+        layer.window is None and layer.is_initialized and layer.kind is None and layer.reset and not (watched and layer.attention_stats)
         for layer in pot.layers
     )
 
@@ -119,12 +119,12 @@ class GraphCache:
             self.spare = None
         pot = host.new_pot(layout) if spare is None or spare[0] != layout else spare[1]
         pot.clear()
-        weakref.finalize(pot, self._dropped, layout, copy.copy(pot)).atexit = False
+        weakref.finalize(pot, self._keep_parts, layout, copy.copy(pot)).atexit = False
         return pot
 
-    def _dropped(self, layout: Layout, parts: Pot) -> None:
+    def _keep_parts(self, layout: Layout, parts: Pot) -> None:
         """Keep what a pot was made of. parts: a copy that shares all of it."""
-        if layout.size is not None and layout.witness is None and parts.bounded[0] in self.by_pot:
+        if layout.size is not None and layout.attention_stats is None and parts.bounded[0] in self.by_pot:
             self.spare = (layout, parts)
 
     def of(self, pot: Pot) -> Recordings:

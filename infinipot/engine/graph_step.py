@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infinipot.cache.batch import Passing
+from infinipot.cache.batch import PassthroughLayer
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.compat import Cache
@@ -58,7 +58,7 @@ class Step(Worker):
         self.common = [(layer.rotation, layer.capacity) for layer in pots[0].bounded]
         """Of each layer, what it has in common in all pots; the layers themselves must not be kept alive."""
         self.places = [self._places(layers) for layers in zip(*(pot.bounded for pot in pots), strict=True)]
-        self.unseen: dict[tuple[int, int], Tensor] = {}
+        self.masks: dict[tuple[int, int], Tensor] = {}
         """By row and size: what hides the slots not taken yet, [1, size]."""
         self.recording: Recording | None = None
         self.calls = 0
@@ -68,8 +68,8 @@ class Step(Worker):
         if len({(layer.capacity, layer.rotated is None) for layer in layers}) > 1:
             return None
         raw = [layer.slots[0].data for layer in layers]
-        turned = [keys if layer.rotated is None else layer.rotated for layer, keys in zip(layers, raw, strict=True)]
-        buffers = [raw, turned, [layer.slots[1].data for layer in layers]]
+        rotated = [keys if layer.rotated is None else layer.rotated for layer, keys in zip(layers, raw, strict=True)]
+        buffers = [raw, rotated, [layer.slots[1].data for layer in layers]]
         if not all(x.shape == raw[0].shape and x.is_contiguous() for row in buffers for x in row):
             return None
         return torch.tensor([[x.data_ptr() for x in row] for row in buffers], device=self.ids.device)
@@ -92,18 +92,22 @@ class Step(Worker):
     def _attend(
         self, row: int, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]
     ) -> Tensor:
-        layer, own, slot = self.rows[row][module.layer_idx](), slice(row, row + 1), self.indices[row : row + 1]  # type: ignore[index]
+        layer = self.rows[row][module.layer_idx]()  # type: ignore[index]
+        own = slice(row, row + 1)
+        slot = self.indices[row : row + 1]
         assert layer is not None
         for slots, x in zip(layer.slots, (key, value), strict=True):
             slots.data.index_copy_(2, slot, x[own])
         if layer.rotated is not None and layer.rotation is not None:
             layer.rotated.index_copy_(2, slot, layer.rotation.covered(key[own], slot))
         query = query[own] if layer.rotation is None else layer.rotation.covered(query[own], slot)
-        keys, values, size = layer.read_keys(0, layer.capacity), layer.slots[1].data, layer.capacity
-        if (row, size) not in self.unseen:
+        keys = layer.read_keys(0, layer.capacity)
+        values = layer.slots[1].data
+        size = layer.capacity
+        if (row, size) not in self.masks:
             taken = torch.arange(size, device=query.device) <= slot
-            self.unseen[row, size] = torch.zeros_like(taken, dtype=query.dtype).masked_fill(~taken, -torch.inf)[None]
-        mask = self.unseen[row, size]
+            self.masks[row, size] = torch.zeros_like(taken, dtype=query.dtype).masked_fill(~taken, -torch.inf)[None]
+        mask = self.masks[row, size]
         if not plain(options):
             return attention(module, query, keys, values, scaling, mask, options)
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[-1])  # the query heads of a KV head as rows: no kernel repeats keys
@@ -112,12 +116,12 @@ class Step(Worker):
 
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:
-        self.unseen.clear()
+        self.masks.clear()
         host = self.host()
         assert host is not None
-        given = {host.cache_argument: Cache(layers=[Passing() for _ in host.windows])}
+        cache = {host.cache_argument: Cache(layers=[PassthroughLayer() for _ in host.windows])}
         with at_work(host.model, self), fused(host.norms):
-            output = host.model.base_model(input_ids=self.ids, position_ids=self.indices[:, None], use_cache=True, **given)
+            output = host.model.base_model(input_ids=self.ids, position_ids=self.indices[:, None], use_cache=True, **cache)
         return output.last_hidden_state, host.head(output.last_hidden_state)[:, -1].float()
 
     def __call__(self, pots: Sequence[Pot], ids: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor]:

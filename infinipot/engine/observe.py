@@ -92,8 +92,8 @@ def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int, least: 
     No more than stand in the last slots in all heads: those read since the last distillation, and the recent ones that it kept.
     """
     layer = pot.layers[number]
-    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.own("recent", least)), layer.length - pot.pinned)
-    query = layer.rotate_queries(layer.witness.queries[:, :, -count:])
+    count = min(layer.attention_stats.queries.shape[2], max(pot.fresh.shape[1], config.own("recent", least)), layer.length - pot.pinned)
+    query = layer.rotate_queries(layer.attention_stats.queries[:, :, -count:])
     attention = causal_softmax(query, layer.read_keys(0, layer.length), host.scorings[number]).sum(dim=-2)
     return reduce_groups(attention, layer.index.shape[1], config.gqa), count
 
@@ -109,7 +109,7 @@ def observe_layer(
     attention: dict[str, Any] = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
     window = 0
     if "received" in needs:
-        attention["received"] = reduce_groups(layer.witness.received, layer.index.shape[1], config.gqa)[..., free]
+        attention["received"] = reduce_groups(layer.attention_stats.received, layer.index.shape[1], config.gqa)[..., free]
     if "newest" in needs:
         newest, window = observe_newest(host, pot, config, number, least)
         attention["newest"] = newest[..., free]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infinipot.cache.attention_stats import Witness
+from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.pot import Layout, Pot
 from infinipot.config import PotConfig
 from infinipot.engine import distill
@@ -73,14 +73,14 @@ class Reader:
     def _layout(self) -> Layout:
         config = self.config
         remembers = {"received", "newest"} & self.needs
-        witness = Witness("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
+        attention_stats = AttentionStats("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
         budgets = config.budgets(self.host.windows.count(None))  # refused here, whatever the policy does with them
         if self.policy.reads == "all" or (config.prefill == "whole" and self.policy.reads == "pot"):
             grouping = (config.group, config.neighbours) if self.policy.grouped else None
             distils = self.policy.reads == "pot"
-            return Layout(None, None, config.context_reset, config.pot_dtype, witness, grouping, distils)
+            return Layout(None, None, config.context_reset, config.pot_dtype, attention_stats, grouping, distils)
         own = None if self.policy.reads == "ends" else tuple(config.pot_size - config.survivors + kept for kept in budgets)
-        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, witness)
+        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, attention_stats)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)

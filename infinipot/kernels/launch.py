@@ -1,4 +1,4 @@
-"""Fused Triton kernels for CUDA devices. Each has a naive twin in plain torch, with which it is compared: `positions.turn`, `novelty`."""
+"""Fused Triton kernels for CUDA devices. Each has a naive twin in plain torch, with which it is compared: `rope.rotate`, `novelty`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _on(x: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()  # off a GPU Triton's interpreter may run them
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
-    """`positions.turn` in one pass. x [B, heads, N, D]; cos, sin [positions, d/2] float32; places [N] int64: row n turns by cos[places[n]]."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
+    """`rope.rotate` in one pass. x [B, heads, N, D]; cos, sin [positions, d/2] float32; places [N] int64: row n rotates by cos[places[n]]."""
     batch, heads, rows, width = x.shape
     half = cos.shape[-1]
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -41,7 +41,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Ten
     from infinipot.kernels import triton
 
     with _on(x):
-        triton.turn[grid](
+        triton.rotate[grid](
             x, out, cos, sin, places, rows, heads, *strides, half, padded, tile, 0, second, step, -1.0 if style == "half_reversed" else 1.0
         )
     return out
@@ -82,22 +82,22 @@ def attends(query: Tensor, kv_heads: int) -> bool:
     return fits(query) and 16 <= width <= 256 and width & (width - 1) == 0 and query.shape[1] % kv_heads == 0
 
 
-def append(key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int) -> None:
-    """Put an entry into each of several pots. key, turned, value: [B, K, 1, D], raw, rotated, and value; slots: [B] where to.
+def append(key: Tensor, rotated: Tensor, value: Tensor, places: Tensor, indices: Tensor, size: int) -> None:
+    """Put an entry into each of several pots. key, rotated, value: [B, K, 1, D], raw, rotated, and value; indices: [B] where to.
 
     places: addresses [3, B] int64 of the pots' raw keys, rotated keys and values, each contiguous [1, K, size, D].
     """
     from infinipot.kernels import triton
 
     batch, heads, _, width = key.shape
-    key, turned, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, turned, value))
-    strides = (stride for x in (key, turned, value) for stride in x.stride()[:2])
+    key, rotated, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, rotated, value))
+    strides = (stride for x in (key, rotated, value) for stride in x.stride()[:2])
     with _on(key):
-        triton.append[(batch, heads)](key, turned, value, places, slots, *strides, size, width, 1 << (width - 1).bit_length())
+        triton.append[(batch, heads)](key, rotated, value, places, indices, *strides, size, width, 1 << (width - 1).bit_length())
 
 
-def attend(query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: int, scaling: float) -> Tensor:
-    """Attention of one new token a pot, in slot slots[b], over its entries up to there. query: rotated, [B, H, 1, D] -> [B, 1, H, D].
+def attend(query: Tensor, places: Tensor, indices: Tensor, size: int, kv_heads: int, scaling: float) -> Tensor:
+    """Attention of one new token a pot, in slot indices[b], over its entries up to there. query: rotated, [B, H, 1, D] -> [B, 1, H, D].
 
     places: as for `append`. The naive twin is `attention.attention` with the slots not taken masked.
     """
@@ -114,7 +114,7 @@ def attend(query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: in
     out = torch.empty(batch, 1, heads, width, dtype=query.dtype, device=query.device)
     with _on(query):
         triton.attend_part[(batch, kv_heads, parts)](
-            query, places, slots, acc, peak, total, *query.stride()[:2], scaling, size, share, group, tile, width, 64
+            query, places, indices, acc, peak, total, *query.stride()[:2], scaling, size, share, group, tile, width, 64
         )
         triton.attend_join[(batch, heads)](acc, peak, total, out, parts, group, tile, width, 1 << (parts - 1).bit_length())
     return out

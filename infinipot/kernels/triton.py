@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def turn(
+def rotate(
     x,
     out,
     cos,
@@ -83,14 +83,14 @@ def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexp
 
 
 @triton.jit
-def append(key, turned, value, places, slots, kb, kh, tb, th, vb, vh, size, width: tl.constexpr, padded: tl.constexpr):
+def append(key, rotated, value, places, slots, kb, kh, tb, th, vb, vh, size, width: tl.constexpr, padded: tl.constexpr):
     """Put one entry of one head of one pot into its slot: raw key, rotated key, value. places: addresses [3, B] of the pots' buffers."""
     row, head, rows = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
     j = tl.arange(0, padded)
     kind = tl.pointer_type(key.dtype.element_ty)
     offset = (head * size + tl.load(slots + row)) * width + j
     k = tl.load(key + row * kb + head * kh + j, mask=j < width)
-    t = tl.load(turned + row * tb + head * th + j, mask=j < width)
+    t = tl.load(rotated + row * tb + head * th + j, mask=j < width)
     v = tl.load(value + row * vb + head * vh + j, mask=j < width)
     tl.store(tl.load(places + row).to(kind) + offset, k, mask=j < width)
     tl.store(tl.load(places + rows + row).to(kind) + offset, t, mask=j < width)

@@ -1,4 +1,4 @@
-"""Attention as the pot needs it: queries turned by slot, the catalyst's rows handed to whoever observes them.
+"""Attention as the pot needs it: queries rotated by slot, the catalyst's rows handed to whoever observes them.
 
 transformers calls `attend` through its attention interface. What happens there is decided by whoever is at work in this thread: a pot
 being read, or the probe that finds out how a model rotates. Outside `at_work` a model is exactly as it was; a stock forward of the same model
@@ -34,7 +34,7 @@ class Worker(ABC):
         """query [B, H, T, D], key and value [B, K, N, D] -> [B, T, H, D]."""
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What a rotary module returns instead of `output`; None leaves it. Queries and keys are turned in `attend`, not by the model."""
+        """What a rotary module returns instead of `output`; None leaves it. Queries and keys are rotated in `attend`, not by the model."""
         return neutral(output)
 
 
@@ -115,10 +115,10 @@ def visible(
             return None
         if plain and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
             return causal_lower_right(rows, entries)
-    seen = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
-    seen = seen if window is None else seen.triu(entries - rows - window + 1)
-    seen[:, slice(*hidden)] = False
-    return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~seen, -torch.inf)
+    shown = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
+    shown = shown if window is None else shown.triu(entries - rows - window + 1)
+    shown[:, slice(*hidden)] = False
+    return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~shown, -torch.inf)
 
 
 def plain(options: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat
-from infinipot.cache.batch import Rows, Together, turned
+from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.cache.pot import Layout, Pot
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work, attention, plain, visible
@@ -35,20 +35,23 @@ class Observer:
 
 
 class _Reading(Worker):
-    """One forward pass over a pot: raw keys go in, queries turn by slot."""
+    """One forward pass over a pot: raw keys go in, queries rotate by slot."""
 
     def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
-        self.pot, self.observe, self.scorings = pot, observe or Observer(lambda *seen: None), scorings
+        self.pot = pot
+        self.observe = observe or Observer(lambda *look: None)
+        self.scorings = scorings
         self.masks: dict[tuple[Any, ...], Tensor | None] = {}
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any],
-        turned: Tensor | None = None,
+        rotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """As `Worker` has it. turned: the queries rotated, if that is done already."""
+        """As `Worker` has it. rotated: the queries rotated, if that is done already."""
         number: int = module.layer_idx  # type: ignore[assignment]
         layer = self.pot.layers[number]
-        raw, query = query, layer.rotate_queries(query) if turned is None else turned
+        raw = query
+        query = layer.rotate_queries(query) if rotated is None else rotated
         if layer.window is None:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
             layer.note_attention(raw, query, key, scoring)
@@ -58,10 +61,12 @@ class _Reading(Worker):
                 return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
             if alone := self.observe.alone:
                 parts = [([x[:, :, :-alone] for x in (query, key, value)], (0, 0)), ([query[:, :, -alone:], key, value], hidden)]
-                return torch.cat([self._see(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
-        return self._see(module, [query, key, value], (0, 0), layer.window, scaling, options)
+                return torch.cat([self._attend(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
+        return self._attend(module, [query, key, value], (0, 0), layer.window, scaling, options)
 
-    def _see(self, module: nn.Module, qkv: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: Any) -> Tensor:
+    def _attend(
+        self, module: nn.Module, qkv: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: Any
+    ) -> Tensor:
         """Attention with queries, keys and values, of the last T of N entries, less what is hidden."""
         query, key, value = qkv
         shape = (query.shape[-2], key.shape[-2], window, hidden, query.device, query.dtype, plain(options))
@@ -73,12 +78,13 @@ class _Reading(Worker):
 class _Readings(Worker):
     """One forward pass over several pots, each row's attention by itself."""
 
-    def __init__(self, readings: list[_Reading], together: Together) -> None:
-        self.readings, self.together = readings, together
+    def __init__(self, readings: list[_Reading], cache: BatchedCache) -> None:
+        self.readings = readings
+        self.cache = cache
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
-        layer: Rows = self.together.layers[module.layer_idx]  # type: ignore[index, assignment]
-        rows = zip(self.readings, query.split(1), layer.seen, turned(layer.layers, query, 1), strict=True)
+        layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
+        rows = zip(self.readings, query.split(1), layer.entries, rotate_rows(layer.layers, query, 1), strict=True)
         return torch.cat([reading.attend(module, row, *entries, scaling, options, ready) for reading, row, entries, ready in rows])
 
 
@@ -143,7 +149,7 @@ class Host:
         self.cache_argument = compat.cache_argument(model)
         self.sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
         """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
-        self.norms = fused_norms.found(model)
+        self.norms = fused_norms.find_norms(model)
         try:
             self.windows, self.states = compat.layer_kinds(model)
             if None not in self.windows:  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
@@ -172,7 +178,8 @@ class Host:
         """Some models' state-space layers begin anew with every forward pass of more than one token: refused, what they read would be wrong."""
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
         if any(self.states):
-            whole, pot = self.read(ids, [self.new_pot(Layout(8))]), self.new_pot(Layout(8))
+            whole = self.read(ids, [self.new_pot(Layout(8))])
+            pot = self.new_pot(Layout(8))
             parts = torch.cat([self.read(part, [pot]) for part in ids.split(4, dim=1)], dim=1)
             if float((whole - parts).abs().max() / whole.abs().max()) > 10 * TOLERANCE[whole.dtype]:
                 raise ValueError(f"{type(self.model).__name__} forgets the state of its layers from one chunk of text to the next: no pot")
@@ -200,10 +207,10 @@ class Host:
             return torch.cat([self.read(row, [pot], observe) for row, pot in zip(ids.split(1), pots, strict=True)])
         positions = torch.stack([torch.arange(pot.length, pot.length + ids.shape[1], device=ids.device) for pot in pots])
         readings = [_Reading(pot, observe, self.scorings) for pot in pots]
-        cache: Pot | Together = pots[0]
+        cache: Pot | BatchedCache = pots[0]
         worker: Worker = readings[0]
         if len(pots) > 1:
-            cache = Together(pots)
+            cache = BatchedCache(pots)
             worker = _Readings(readings, cache)
         with at_work(self.model, worker), fused(self.norms):
             output = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=True, **{self.cache_argument: cache})
