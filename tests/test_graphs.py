@@ -18,7 +18,7 @@ from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import GraphCache, graph_cache, steady
 from infinipot.engine.distill import take
 from infinipot.engine.graph_step import Step
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -27,7 +27,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_a_chunk_of_one(family: str) -> None:
     """Pots of different lengths, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
-    host = Host(make_tiny(family))
+    host = ModelRunner(make_tiny(family))
     pairs = []
     for length in (5, 40, 100):
         session = Session(host, None, CONFIG)
@@ -106,7 +106,7 @@ OPTIONS = [
 def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[AtOnce]) -> None:
     """The pot's bookkeeping, above all: what is recorded is run by another."""
     model = make_tiny("qwen3")
-    recording, plain = Host(model), Host(model)
+    recording, plain = ModelRunner(model), ModelRunner(model)
     graph_cache(plain).record_nothing()
     config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
     sessions = Session(recording, None, config), Session(plain, None, config)
@@ -133,7 +133,7 @@ def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[At
 
 def test_recordings_last_as_long_as_the_slots(at_once: list[AtOnce]) -> None:
     """They serve the next pot of the same layout; they go with the last object that holds the slots."""
-    host = Host(make_tiny("llama"))
+    host = ModelRunner(make_tiny("llama"))
     graphs = graph_cache(host)
     session = Session(host, None, CONFIG)
     for seed in range(3):
@@ -165,7 +165,7 @@ def gpu_pair(family: str, dtype: torch.dtype, device: str = "cuda", **options) -
     """A session that records, and one that does not."""
     tokenizer = make_tokenizer() if "contrast" in options else None
     model = make_tiny(family, vocab=97 if tokenizer is None else len(tokenizer)).to(device, dtype)
-    recording, plain = Host(model), Host(model)
+    recording, plain = ModelRunner(model), ModelRunner(model)
     graph_cache(plain).record_nothing()
     config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
     return Session(recording, tokenizer, config), Session(plain, tokenizer, config)

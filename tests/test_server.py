@@ -15,7 +15,7 @@ from live import CONFIG, Live, live, tiny
 from infinipot import PotConfig, Session
 from infinipot.config import RECIPES
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.server.echoing import Listening
 from infinipot.server.schema import PotOptions
 from infinipot.server.serving import config_of
@@ -204,7 +204,7 @@ def test_options_of_the_pot(server: Live) -> None:
 
 
 def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
-    host = Host(tiny()[0])
+    host = ModelRunner(tiny()[0])
     graphs = graph_cache(host)
     graphs.spare = spare = (object(), object())
     listening = graph_cache(Listening(host))

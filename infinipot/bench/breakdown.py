@@ -14,13 +14,13 @@ from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine import distill
 from infinipot.engine.observe import catalyst_look, observe, reserve, watching
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
 from infinipot.scoring.representativeness import Scoring
 from infinipot.session import Session
 
 
-def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
+def parts(host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
     """Seconds of each part between two distillations, and its share of the time in which what lies between them is read.
 
     catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds. compaction: a distillation that only takes
@@ -38,7 +38,7 @@ def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> 
     return {"tokens_between": between, "seconds": seconds, "shares": shares, "overhead": sum(shares.values())}
 
 
-def ready(host: Host, config: PotConfig, ids: list[int]) -> Session:
+def ready(host: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
     """A session that has distilled and read on until one more chunk fills its pot."""
     session, _ = read(host, config, ids[: config.pot_size + 1])
     reader = session._reader

@@ -16,7 +16,7 @@ from infinipot.bench import reading, stock
 from infinipot.bench.breakdown import parts
 from infinipot.bench.measure import machine
 from infinipot.config import PotConfig
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 RATIOS = ("prefill_tps", "first_token_s", "decode_tps", "batch_tps", "peak_bytes", "grew_bytes", "kv_bytes")
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ class Task:
 
 def compare(name: str, model: PreTrainedModel, config: PotConfig, task: Task, say: Say) -> dict[str, Any]:
     """All rows, the parts of reading, and the ratios, as one document. The text is random ids, the same for all."""
-    host = Host(model)
+    host = ModelRunner(model)
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(host.vocabulary, (max(task.lengths),), generator=random).tolist()
     say("warming up")
@@ -69,7 +69,7 @@ def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
+def warm_up(host: ModelRunner, config: PotConfig, ids: list[int], task: Task) -> None:
     """Run everything once, on a text that is distilled several times if the longest is; compilers, allocators and recordings have then done
     their first work."""
     reading.measured(host, config, ids[: 4 * config.pot_size], task.batch, 8)
@@ -77,7 +77,7 @@ def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
         stock.measured(host.model, ids[:512], task.batch, 8)
 
 
-def measure(host: Host, config: PotConfig, ids: list[int], task: Task, say: Say) -> Iterator[dict[str, Any]]:
+def measure(host: ModelRunner, config: PotConfig, ids: list[int], task: Task, say: Say) -> Iterator[dict[str, Any]]:
     """A row for the pot and one for stock a length, of medians over rounds in which the two take turns.
 
     Stock is not tried on longer texts once memory was used up. At one length (`taken_apart`) there are two rows more: `no nuc`, the pot's

@@ -10,7 +10,7 @@ from torch import Tensor
 from infinipot.bench.measure import clock, peak, settle
 from infinipot.config import PotConfig
 from infinipot.engine.decode import Turn, together
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.session import Session
 
 CATALYST = 32
@@ -30,7 +30,7 @@ def pace(times: list[float], rows: int) -> float:
     return rows * (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
 
 
-def read(host: Host, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
+def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
     """A new session that has read ids, with the first ones of them for a question; reading speed, seconds to the first token."""
     session = Session(host, None, config)
     started = clock()
@@ -48,7 +48,7 @@ def answer(session: Session, rows: int, tokens: int) -> float:
     return pace([clock() for _ in together(turns)], rows)
 
 
-def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
+def measured(host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
     """One row of the table: a text read and answered into the pot, as the command line does; then the pace of an answer, and of `batch`
     together, each from a copy of the pot that its question did not shape."""
     with peak(host.device) as whole:
@@ -66,13 +66,13 @@ def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: 
     return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 
-def without(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def without(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same reading with novelty left out."""
     settle()
     return {"prefill_tps": read(host, dataclasses.replace(config, novelty=0.0), ids)[1]["prefill_tps"]}
 
 
-def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def plain(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same loop without catalyst and novelty: the pot keeps the newest entries."""
     settle()
     return {"prefill_tps": read(host, simple(config), ids)[1]["prefill_tps"]}

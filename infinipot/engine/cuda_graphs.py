@@ -21,7 +21,7 @@ from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Layout, Pot
 from infinipot.engine.graph_step import Record, Recording, Step, addresses
 from infinipot.model.attention import IN_USE
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 log = logging.getLogger("infinipot")
 
@@ -98,11 +98,11 @@ class GraphCache:
     unrecordable: this model cannot be recorded, or no more. spare: what the pot dropped last was made of, and its layout.
     """
 
-    def __init__(self, host: Host) -> None:
-        self.host = weakref.ref(host)
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = weakref.ref(runner)
         # a recording sees neither a state that goes back, nor other processes, nor the streams of other devices
-        devices = {weight.device for weight in host.model.parameters()}
-        self.unrecordable = any(host.states) or host.sharded or len(devices) > 1
+        devices = {weight.device for weight in runner.model.parameters()}
+        self.unrecordable = any(runner.states) or runner.sharded or len(devices) > 1
         self.spare: tuple[Layout, Pot] | None = None
         self.first: tuple[torch.cuda.CUDAGraph, torch.cuda.Stream] | None = None
         self.methods: set[Any] = set()
@@ -112,12 +112,12 @@ class GraphCache:
 
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. It takes the slots, and so the recordings, of the pot dropped last, if that had the same layout."""
-        host = self.host()
-        assert host is not None
+        runner = self.runner()
+        assert runner is not None
         with IN_USE:  # two threads must not take the same one
             spare = self.spare
             self.spare = None
-        pot = host.new_pot(layout) if spare is None or spare[0] != layout else spare[1]
+        pot = runner.new_pot(layout) if spare is None or spare[0] != layout else spare[1]
         pot.clear()
         weakref.finalize(pot, self._keep_parts, layout, copy.copy(pot)).atexit = False
         return pot
@@ -136,15 +136,15 @@ class GraphCache:
         return ids.is_cuda and not self.unrecordable
 
     def record(self, run: Callable[[], Any]) -> Recording:
-        host = self.host()
-        assert host is not None
+        runner = self.runner()
+        assert runner is not None
         if self.first is None:  # the memory that recordings share lives as long as one of them: this one
-            with torch.cuda.device(host.device):
+            with torch.cuda.device(runner.device):
                 stream = torch.cuda.Stream()
-            self.first = (Recording(lambda: torch.zeros(1, device=host.device), host.device, stream).graph, stream)
+            self.first = (Recording(lambda: torch.zeros(1, device=runner.device), runner.device, stream).graph, stream)
         graph, stream = self.first
         # thread_local: what other threads do meanwhile (pick a token, say) does not end the recording
-        return Recording(run, host.device, stream, pool=graph.pool(), capture_error_mode="thread_local")
+        return Recording(run, runner.device, stream, pool=graph.pool(), capture_error_mode="thread_local")
 
     def step(self, pots: Sequence[Pot], ids: Tensor, watched: bool) -> tuple[Tensor, Tensor] | None:
         """Read ids [B, 1], a token into each pot, by their step, which is kept for the first of them; what `Step` returns.
@@ -152,8 +152,8 @@ class GraphCache:
         watched: whether attention must be remembered where the policy asks for it: not for an answer that is forgotten
         again. None, and nothing read, where there is no step.
         """
-        host = self.host()
-        assert host is not None
+        runner = self.runner()
+        assert runner is not None
         if not self.possible(ids) or not all(slotted(pot, watched) for pot in pots):
             return None
         for layer in (layer for pot in pots for layer in pot.bounded):
@@ -161,7 +161,7 @@ class GraphCache:
         steps = self.of(pots[0]).steps
         own = next((known for known in steps if known.serves(pots)), None)
         if own is None:
-            own = Step(host, pots)
+            own = Step(runner, pots)
             steps[:] = [own, *steps[: STEPS - 1]]
         try:
             with IN_USE:  # recordings share their memory
@@ -206,15 +206,15 @@ class GraphCache:
 
     def _give_up(self, problem: Exception) -> None:
         self.record_nothing()
-        log.info("%s cannot be recorded as a CUDA graph: %s", type(getattr(self.host(), "model", None)).__name__, problem)
+        log.info("%s cannot be recorded as a CUDA graph: %s", type(getattr(self.runner(), "model", None)).__name__, problem)
 
 
-_CACHES: WeakKeyDictionary[Host, GraphCache] = WeakKeyDictionary()
+_CACHES: WeakKeyDictionary[ModelRunner, GraphCache] = WeakKeyDictionary()
 
 
-def graph_cache(host: Host) -> GraphCache:
+def graph_cache(runner: ModelRunner) -> GraphCache:
     """The model's recordings."""
     with IN_USE:
-        if host not in _CACHES:
-            _CACHES[host] = GraphCache(host)
-        return _CACHES[host]
+        if runner not in _CACHES:
+            _CACHES[runner] = GraphCache(runner)
+        return _CACHES[runner]

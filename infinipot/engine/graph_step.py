@@ -17,7 +17,7 @@ from infinipot.compat import Cache
 from infinipot.kernels import launch
 from infinipot.model.attention import Worker, at_work, attention, plain
 from infinipot.model.fused_norms import fused
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 
 def addresses(pot: Pot) -> tuple[tuple[int, int], ...]:
@@ -49,12 +49,12 @@ class Step(Worker):
     All slots are attended to, those not taken yet masked. So one recording serves as long as the slots are there.
     """
 
-    def __init__(self, host: Host, pots: Sequence[Pot]) -> None:
-        self.host = weakref.ref(host)  # whose recordings this is among
+    def __init__(self, runner: ModelRunner, pots: Sequence[Pot]) -> None:
+        self.runner = weakref.ref(runner)  # whose recordings this is among
         self.rows = [[weakref.ref(layer) for layer in pot.bounded] for pot in pots]
         self.addresses = [addresses(pot) for pot in pots]
-        self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=host.device)
-        self.indices = torch.zeros(len(pots), dtype=torch.long, device=host.device)
+        self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=runner.device)
+        self.indices = torch.zeros(len(pots), dtype=torch.long, device=runner.device)
         self.common = [(layer.rotation, layer.capacity) for layer in pots[0].bounded]
         """Of each layer, what it has in common in all pots; the layers themselves must not be kept alive."""
         self.places = [self._places(layers) for layers in zip(*(pot.bounded for pot in pots), strict=True)]
@@ -117,12 +117,12 @@ class Step(Worker):
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:
         self.masks.clear()
-        host = self.host()
-        assert host is not None
-        cache = {host.cache_argument: Cache(layers=[PassthroughLayer() for _ in host.windows])}
-        with at_work(host.model, self), fused(host.norms):
-            output = host.model.base_model(input_ids=self.ids, position_ids=self.indices[:, None], use_cache=True, **cache)
-        return output.last_hidden_state, host.head(output.last_hidden_state)[:, -1].float()
+        runner = self.runner()
+        assert runner is not None
+        cache = {runner.cache_argument: Cache(layers=[PassthroughLayer() for _ in runner.windows])}
+        with at_work(runner.model, self), fused(runner.norms):
+            output = runner.model.base_model(input_ids=self.ids, position_ids=self.indices[:, None], use_cache=True, **cache)
+        return output.last_hidden_state, runner.head(output.last_hidden_state)[:, -1].float()
 
     def __call__(self, pots: Sequence[Pot], ids: Tensor, record: Record | None = None) -> tuple[Tensor, Tensor]:
         """Read ids [B, 1], a token into each pot, which must have room.

@@ -18,7 +18,7 @@ from infinipot.config import PotConfig
 from infinipot.engine import distill
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import reserve
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
 
 Progress = Callable[[], None]
@@ -52,7 +52,7 @@ class Stats:
 class Reader:
     """Reads token ids into a pot as the policy says. It knows no text."""
 
-    def __init__(self, host: Host, config: PotConfig) -> None:
+    def __init__(self, host: ModelRunner, config: PotConfig) -> None:
         if host.sharded and (config.own("shared_heads") or config.distill_to == "auto"):
             raise ValueError(
                 "shared_heads and distill_to='auto' look at all heads of a layer, but this process has only some of them (tensor parallel): "

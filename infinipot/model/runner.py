@@ -1,4 +1,4 @@
-"""A model as the pot's host: its trunk reads tokens into a pot, its head predicts from hidden states."""
+"""Run a model over a pot: its trunk reads tokens into the pot, its head predicts from hidden states."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class _Columns(nn.Module):
         return F.linear(hidden.to(self._weight[0].device), *self._weight).to(hidden.device)
 
 
-class Host:
+class ModelRunner:
     """What the engine needs of a model, found out once: how layers are bounded and rotated. The model itself is never changed.
 
     Refuses, in words, what cannot be bounded or renumbered.

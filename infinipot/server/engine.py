@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig, Sampling
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.server.mailbox import Post
 from infinipot.server.metrics import Metrics
 from infinipot.server.refusal import Refusal, out_of_memory, refusal_of
@@ -55,7 +55,7 @@ class Settings:
 class Engine:
     """Runs works in a thread of its own, slice by slice. Everything else reaches it through `call`."""
 
-    def __init__(self, host: Host, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, host: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
         self.host, self.settings, self.metrics = host, settings, metrics
         self.words = Words(tokenizer, host.vocabulary)
         self.post = Post()
