@@ -73,12 +73,12 @@ if __name__ == "__main__":
     import pydoc_data.topics
 
     from infinipot import load
-    from infinipot.model.runner import Host
+    from infinipot.model.runner import ModelRunner
 
     model, tokenizer = load(args.model)
     text = args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())
     ids = tokenizer.encode(text[: 8 * args.tokens], add_special_tokens=False)[: args.tokens]
-    host, rows = Host(model), {}
+    host, rows = ModelRunner(model), {}
     read(host, ids[:1500], args.pot_size, {})  # warm up
     for name, options in VARIANTS.items():
         rows[name] = row = read(host, ids, args.pot_size, options)

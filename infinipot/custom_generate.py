@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from infinipot.config import PotConfig
 from infinipot.engine.decode import Turn, advance, predict
 from infinipot.engine.reader import Reader
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
 
 PROMPT_END = 32
@@ -26,15 +27,17 @@ def generate(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     pot: PotConfig | None = None,
-    host: Host | None = None,
+    runner: ModelRunner | None = None,
     contrast_ids: Sequence[int] = (),
+    host: ModelRunner | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
     """Decoding loop for transformers' `generate`: prompts of any length are read into a pot, each row of a batch into its own.
 
     input_ids [B, T], left-padded as attention_mask says -> [B, T + new], right-padded. The rows' own tokens are read as they are (no chat
     template is added), row by row; answers are decoded together. Sampling, processors and stopping criteria are those that transformers
-    prepared. host: a Host of this model, made once for many calls: each new one looks at the model first, and records for a GPU anew.
+    prepared. runner: a ModelRunner of this model, made once for many calls: each new one looks at the model first, and records for a GPU
+    anew. host: its old name.
     contrast_ids: the tokens of pot's `contrast`.
     """
     for name in ("num_beams", "num_return_sequences"):
@@ -48,9 +51,12 @@ def generate(
             raise ValueError(f"{name} is not possible on a pot, which reads token ids only: give input_ids; leave images, video and sound out")
     if pot is not None and not isinstance(pot, PotConfig):
         raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
-    if host is not None and host.model is not model:
-        raise ValueError("host is that of another model: give Host(model) of this one, or leave it out")
-    config, host = pot or PotConfig(), host or Host(model)
+    if host is not None:
+        warnings.warn("generate(host=...) is now generate(runner=...)", DeprecationWarning, stacklevel=2)
+        runner = runner or host
+    if runner is not None and runner.model is not model:
+        raise ValueError("runner is that of another model: give ModelRunner(model) of this one, or leave it out")
+    config, runner = pot or PotConfig(), runner or ModelRunner(model)
     for name, fine in (("catalyst", (None, "question")), ("begun", (None,))):
         if (value := getattr(config, name)) not in fine:
             raise ValueError(f"{name}={value!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session")
@@ -59,7 +65,7 @@ def generate(
     mask = model_kwargs.get("attention_mask")
     max_tokens = generation_config.max_length - input_ids.shape[1]
     rows = [row if mask is None else row[mask[number].bool()] for number, row in enumerate(input_ids)]
-    turns = [_turn(host, row, config, contrast_ids, max_tokens) for row in rows]
+    turns = [_turn(runner, row, config, contrast_ids, max_tokens) for row in rows]
     pad = generation_config._pad_token_tensor
     so_far, live = input_ids, dict(enumerate(turns))
     try:
@@ -87,9 +93,9 @@ def generate(
     return so_far
 
 
-def _turn(host: Host, ids: Tensor, config: PotConfig, contrast_ids: Sequence[int], max_tokens: int) -> Turn:
+def _turn(runner: ModelRunner, ids: Tensor, config: PotConfig, contrast_ids: Sequence[int], max_tokens: int) -> Turn:
     """A row's prompt, read, and the answer to come."""
-    reader = Reader(host, config)
+    reader = Reader(runner, config)
     end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
     catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.needs else None
     if catalyst is not None and len(contrast_ids):

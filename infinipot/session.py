@@ -20,7 +20,7 @@ from infinipot.engine.decode import Answer, Turn, answer
 from infinipot.engine.reader import Progress, Reader, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
 from infinipot.machine import out_of_memory
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import Pieces, Text, checked, parts
@@ -45,14 +45,14 @@ class Session:
 
     def __init__(
         self,
-        model: PreTrainedModel | Host,
+        model: PreTrainedModel | ModelRunner,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: PotConfig | None = None,
         *,
         system: str | None = None,
         template: bool | None = None,
     ) -> None:
-        self.host = model if isinstance(model, Host) else Host(model)
+        self.host = model if isinstance(model, ModelRunner) else ModelRunner(model)
         self.tokenizer, self.config, self.system, self.template = tokenizer, config or PotConfig(), system, template
         self._reader = Reader(self.host, self.config)
         self._dialogue: Dialogue | None = None
@@ -78,7 +78,7 @@ class Session:
         """From now on note how surprising every token is that is read, also if the policy makes no use of it: after each chunk `pot.novelty`
         ends in that chunk's."""
         self._reader.needs |= {"novelty"}
-        self.pot.noted = True
+        self.pot.read_by_chunk()
 
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
         """Read on, distilling whenever the pot is full.
@@ -249,7 +249,7 @@ class Session:
     def load(
         cls,
         path: str | os.PathLike[str],
-        model: PreTrainedModel | Host,
+        model: PreTrainedModel | ModelRunner,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         chunk_tokens: int | None = None,
@@ -259,7 +259,7 @@ class Session:
 
         Refuses, with PotFileError, files that are damaged, foreign or newer.
         """
-        host = model if isinstance(model, Host) else Host(model)
+        host = model if isinstance(model, ModelRunner) else ModelRunner(model)
         tensors, about = pot_file.read(path)
         try:
             pot_file.check_origin(path, about, origin or pot_file.origin(host.model, tokenizer))

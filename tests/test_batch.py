@@ -10,7 +10,7 @@ from tiny import make_tiny
 import infinipot
 from infinipot import PotConfig, Session
 from infinipot.engine.decode import Turn, together
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 LENGTHS = (150, 23, 71, 40)
 NEW = 30
@@ -41,12 +41,12 @@ def test_rows_answer_as_alone(family: str, policy: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "persist": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
 def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows turned together, and novelty by logits that were there: against each row turned, and each token scored, by itself."""
-    host, ended = Host(make_tiny(family)), []
+    host, ended = ModelRunner(make_tiny(family)), []
     for slow in (False, True):
         with monkeypatch.context() as patch:
             if slow:
-                patch.setattr("infinipot.model.runner.turned", lambda layers, x, ahead: [None] * len(layers))
-                patch.setattr("infinipot.cache.batch.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.model.runner.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.cache.batch.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
                 patch.setattr("infinipot.engine.distill.predicted", lambda logits, said: None)
             sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
             for session, length in zip(sessions, LENGTHS, strict=True):
@@ -89,7 +89,7 @@ def test_stock_when_all_fits() -> None:
 def test_sessions_answer_together() -> None:
     """Turns of several sessions, of different lengths, some kept, each distilling when its own pot is full."""
     model = make_tiny("llama")
-    host = Host(model)
+    host = ModelRunner(model)
     alone, sessions = [], []
     for number, length in enumerate(LENGTHS):
         for group in (alone, sessions):

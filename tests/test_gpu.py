@@ -10,7 +10,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny
 
 from infinipot import PotConfig, Session, generate
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -35,7 +35,7 @@ def test_equals_stock_and_the_cpu(family: str, chunk: int) -> None:
 def test_norms_are_found_and_given_back(family: str) -> None:
     model = make_tiny(family).to("cuda", torch.bfloat16)
     norms = [module for module in model.modules() if "RMSNorm" in type(module).__name__]
-    host = Host(model)
+    host = ModelRunner(model)
     assert len(host.norms) == len(norms)
     ids = torch.tensor([random_ids(90)], device="cuda")
     session = Session(host, None, PotConfig(pot_size=128))

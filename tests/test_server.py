@@ -14,7 +14,8 @@ from live import CONFIG, Live, live, tiny
 
 from infinipot import PotConfig, Session
 from infinipot.config import RECIPES
-from infinipot.model.runner import Host
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.model.runner import ModelRunner
 from infinipot.server.jobs.echo import Listening
 from infinipot.server.schema import PotOptions
 from infinipot.server.service import config_of
@@ -203,11 +204,12 @@ def test_options_of_the_pot(server: Live) -> None:
 
 
 def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
-    host = Host(tiny()[0])
-    host.spare = spare = (object(), object())
-    listening = Listening(host)
+    host = ModelRunner(tiny()[0])
+    graphs = graph_cache(host)
+    graphs.spare = spare = (object(), object())
+    listening = graph_cache(Listening(host))
     assert (listening.unrecordable, listening.spare) == (True, None)
-    assert (host.unrecordable, host.spare) == (False, spare)
+    assert (graphs.unrecordable, graphs.spare) == (False, spare)
 
 
 def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:

@@ -8,7 +8,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 MODEL = make_tiny("llama")
 TEXT = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
@@ -261,16 +261,16 @@ def test_no_chat_template() -> None:
 
 def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the pieces it comes in: what runs for one length of chunk is kept for the next, so memory does not creep."""
-    host, tokenizer = Host(make_tiny("llama")), make_tokenizer()
+    host, tokenizer = ModelRunner(make_tiny("llama")), make_tokenizer()
     text = "The keeper wrote down every ship that passed, and what the weather was. " * 60
     lengths, sessions = [], []
-    original = Host.read
+    original = ModelRunner.read
 
     def noted(self, ids, pots, observe=None):
         lengths[-1].append(ids.shape[1])
         return original(self, ids, pots, observe)
 
-    monkeypatch.setattr(Host, "read", noted)
+    monkeypatch.setattr(ModelRunner, "read", noted)
     for pieces in ([text], [text[i : i + 31] for i in range(0, len(text), 31)]):
         session = Session(host, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64))
         lengths.append([])

@@ -14,13 +14,13 @@ from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine import distill
 from infinipot.engine.observe import catalyst_look, observe, reserve, watching
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
 from infinipot.scoring.representativeness import Scoring
 from infinipot.session import Session
 
 
-def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
+def parts(host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
     """Seconds of each part per distillation cycle, and its share of the cycle's reading time.
 
     catalyst_forward: the forward pass over the catalyst, without scores. scores: the added time for
@@ -46,7 +46,7 @@ def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> 
     }
 
 
-def ready(host: Host, config: PotConfig, ids: list[int]) -> Session:
+def ready(host: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
     """A session after a distillation. One more chunk fills its pot."""
     session, _ = read(host, config, ids[: config.pot_size + 1])
     reader = session._reader

@@ -16,7 +16,7 @@ from infinipot.bench import reading, stock
 from infinipot.bench.breakdown import parts
 from infinipot.config import PotConfig
 from infinipot.machine import machine
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 RATIOS = (
     "prefill_tps",
@@ -56,7 +56,7 @@ def compare(
 
     Every row reads a prefix of the same random token ids.
     """
-    host = Host(model)
+    host = ModelRunner(model)
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(host.vocabulary, (max(task.lengths),), generator=random).tolist()
     say("warming up")
@@ -83,7 +83,7 @@ def changed(config: PotConfig) -> dict[str, Any]:
 
 
 def parts_of_longest(
-    host: Host, config: PotConfig, ids: list[int], rows: list[dict[str, Any]], say: Say
+    host: ModelRunner, config: PotConfig, ids: list[int], rows: list[dict[str, Any]], say: Say
 ) -> dict[str, Any] | None:
     """The parts of reading the longest text; None if it was never distilled."""
     longest = next(row for row in reversed(rows) if row["what"] == "pot")
@@ -104,7 +104,7 @@ def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
+def warm_up(host: ModelRunner, config: PotConfig, ids: list[int], task: Task) -> None:
     """Run everything once before the measurement.
 
     Compilers, allocators and CUDA graphs do their first work here. The text is distilled several
@@ -116,7 +116,7 @@ def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
 
 
 def measure(
-    host: Host, config: PotConfig, ids: list[int], task: Task, say: Say
+    host: ModelRunner, config: PotConfig, ids: list[int], task: Task, say: Say
 ) -> Iterator[dict[str, Any]]:
     """For each length one row for the pot and one for stock transformers.
 

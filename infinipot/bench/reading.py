@@ -10,7 +10,7 @@ from torch import Tensor
 from infinipot.bench.measure import clock, peak, settle
 from infinipot.config import PotConfig
 from infinipot.engine.decode import Turn, together
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.session import Session
 
 CATALYST = 32
@@ -33,7 +33,7 @@ def pace(times: list[float], rows: int) -> float:
     return rows * (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
 
 
-def read(host: Host, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
+def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
     """A new session that has read the ids, its reading speed, and its time to the first token.
 
     The first ids of the text serve as the question.
@@ -58,7 +58,7 @@ def answer(session: Session, rows: int, tokens: int) -> float:
 
 
 def measured(
-    host: Host, config: PotConfig, ids: list[int], batch: int, tokens: int
+    host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int
 ) -> dict[str, Any]:
     """One row of the table: reading, one answer, and `batch` answers together.
 
@@ -85,17 +85,17 @@ def measured(
     return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **pot}
 
 
-def without(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def without(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The reading speed without novelty."""
     return speed(host, dataclasses.replace(config, novelty=0.0), ids)
 
 
-def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def plain(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The reading speed without catalyst and novelty: the pot keeps the newest entries."""
     return speed(host, simple(config), ids)
 
 
-def speed(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def speed(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     settle()
     _, row = read(host, config, ids)
     return {"prefill_tps": row["prefill_tps"]}

@@ -22,7 +22,7 @@ FIELDS = (*TENSORS, "is_conv_states_initialized", "is_recurrent_states_initializ
 """What transformers' layer knows, each a dict by the state's number."""
 
 
-def cloned(fields: dict[str, Any]) -> dict[str, dict[int, Any]]:
+def clone_fields(fields: dict[str, Any]) -> dict[str, dict[int, Any]]:
     """An independent copy of all that is known of states: models write into the tensors themselves."""
     with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
         return {name: {n: x.clone() if isinstance(x, Tensor) else x for n, x in fields[name].items()} for name in FIELDS}
@@ -34,6 +34,9 @@ class NoEntries:
     window = 0
     is_initialized = is_sliding = is_compileable = is_croppable = supports_early_init = False
     length = peak = position = width = 0
+
+    def note_peak(self, peak: int) -> None:
+        pass
 
     def mark(self) -> Any:
         return None
@@ -54,7 +57,7 @@ class NoEntries:
         return 0
 
 
-class Carrying:
+class StateMixin:
     """Beside what the layer may hold as entries, the state that transformers' own layer keeps, which models change in place."""
 
     def __init__(self, states: int, *args: Any) -> None:
@@ -70,16 +73,16 @@ class Carrying:
                 LinearAttentionLayer.lazy_initialization(self, **states)
 
     def mark(self) -> Any:
-        return cloned(vars(self)), super().mark()  # type: ignore[misc]
+        return clone_fields(vars(self)), super().mark()  # type: ignore[misc]
 
     def rollback(self, mark: Any) -> None:
         states, entries = mark
-        vars(self).update(cloned(states))
+        vars(self).update(clone_fields(states))
         super().rollback(entries)  # type: ignore[misc]
 
     def copy(self) -> Any:
         twin = super().copy()  # type: ignore[misc]
-        vars(twin).update(cloned(vars(self)))
+        vars(twin).update(clone_fields(vars(self)))
         return twin
 
     def state(self) -> dict[str, Tensor]:
@@ -100,15 +103,15 @@ class Carrying:
         return int(super().entry_bytes()) + sum(x.nbytes for x in states)  # type: ignore[misc]
 
 
-class StateLayer(Carrying, NoEntries, LinearAttentionLayer):
+class StateLayer(StateMixin, NoEntries, LinearAttentionLayer):
     """Carries a state, attends to nothing."""
 
 
-class StatePotLayer(Carrying, PotLayer, LinearAttentionLayer):
+class StatePotLayer(StateMixin, PotLayer, LinearAttentionLayer):
     """Carries a state and attends to all: the pot bounds its entries."""
 
 
-class StateWindowLayer(Carrying, WindowLayer, LinearAttentionLayer):
+class StateWindowLayer(StateMixin, WindowLayer, LinearAttentionLayer):
     """Carries a state and attends within its own window."""
 
 

@@ -17,7 +17,8 @@ class Slots:
     """
 
     def __init__(self, like: Tensor, size: int, kind: str | None = None) -> None:
-        self.dtype, self.largest = like.dtype, 0.0
+        self.dtype = like.dtype
+        self.largest = 0.0
         stored = like.dtype
         if kind is not None:
             stored, self.largest = QUANTISED[kind]
@@ -60,8 +61,10 @@ class Slots:
 
     def copy(self) -> Slots:
         twin = object.__new__(Slots)
-        twin.dtype, twin.largest = self.dtype, self.largest
-        twin.data, twin.scale = self.data.clone(), None if self.scale is None else self.scale.clone()
+        twin.dtype = self.dtype
+        twin.largest = self.largest
+        twin.data = self.data.clone()
+        twin.scale = None if self.scale is None else self.scale.clone()
         return twin
 
     def state(self, length: int) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.engine import distill
-from infinipot.engine.cuda_graphs import step
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import reserve
 from infinipot.engine.reader import Reader
 from infinipot.text.tokens import Pieces
@@ -121,9 +121,8 @@ class Turn:
         reader = self.reader
         if self.before is not None:
             self.pot.rollback(self.before)
-        self.pot.logits = None
-        for mine, other in zip(reader.pot.layers, self.pot.layers, strict=True):
-            mine.peak = max(mine.peak, other.peak)
+        self.pot.forget_logits()
+        reader.pot.note_peaks(self.pot)
         if self.grows and self.asked:
             reader.usual = self.catalyst
         elif self.keep and not self.grows and self.asked:
@@ -140,7 +139,7 @@ def predict(turns: Sequence[Turn]) -> Tensor:
     if any(pot.logits is None for pot in pots):
         found = turns[0].host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1].float()
         for pot, row in zip(pots, found.split(1), strict=True):
-            pot.logits = row
+            pot.note_logits(row)
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
@@ -153,7 +152,7 @@ def advance(turns: Sequence[Turn]) -> None:
     host, pots = turns[0].host, [turn.pot for turn in turns]
     ids = torch.tensor([[turn.said[-1]] for turn in turns], device=host.device)
     scored = [turn.scored for turn in turns]
-    read = step(host, pots, ids, watched=any(turn.grows or not turn.fits for turn in turns))
+    read = graph_cache(host).step(pots, ids, watched=any(turn.grows or not turn.fits for turn in turns))
     if read is None:
         distill.take(host, pots, ids, scored)
         return

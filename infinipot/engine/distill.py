@@ -13,16 +13,21 @@ from torch import Tensor
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import cycle
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import catalyst_look, observe_catalyst, observe_layer, observe_replay, reserve, watching
-from infinipot.model.runner import Host, Observer
+from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import POLICIES, Observation
 from infinipot.scoring.novelty import predicted
 from infinipot.scoring.selection import covering
 
 
 def take(
-    host: Host, pots: Sequence[Pot], ids: Tensor, score_novelty: Sequence[bool], rider: Tensor | None = None, watch: Observer | None = None
+    host: ModelRunner,
+    pots: Sequence[Pot],
+    ids: Tensor,
+    score_novelty: Sequence[bool],
+    rider: Tensor | None = None,
+    watch: Observer | None = None,
 ) -> None:
     """Read ids [B, T], a row into each pot, which must have room for them, and note their novelty where it is wanted.
 
@@ -33,7 +38,7 @@ def take(
     try:
         hidden = host.read(ids if rider is None else torch.cat((ids, rider), dim=1), pots, watch)[:, : ids.shape[1]]
         if rider is not None:
-            pots[0].drop(rider.shape[1])
+            pots[0].advance(-rider.shape[1])
         losses = novelty_of(host, pots, ids, hidden, score_novelty)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
@@ -43,7 +48,7 @@ def take(
         pot.follow(row, state[:, -1:].clone(), loss)
 
 
-def novelty_of(host: Host, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wanted: Sequence[bool]) -> Tensor:
+def novelty_of(host: ModelRunner, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wanted: Sequence[bool]) -> Tensor:
     """NuC [B, T] of ids that pots have just read, given their hidden states [B, T, hidden], in one pass of the head; zeros unless wanted."""
     losses = torch.zeros(ids.shape, device=hidden.device)
     rows = [row for row, asked in enumerate(wanted) if asked]
@@ -71,7 +76,7 @@ def budget(config: PotConfig, seen: Observation, least: int, most: int) -> int:
 
 
 @torch.no_grad()
-def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> None:
+def distill(host: ModelRunner, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> None:
     """One distillation: observe, select, compact. Afterwards every bounded layer holds the pinned entries and `config.budgets` more.
 
     catalyst: token ids [1, |P|], or [2, |P|] with a contrast, for which the pot must have room; None for policies that need none. ridden:
@@ -103,12 +108,10 @@ def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ri
         chosen.append((number, torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past))
     for number, slots, index, novelty, past in chosen:  # all or nothing: nothing is evicted before every layer has chosen
         pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
-    pot.novelty, pot.fresh = pot.novelty[:, :0], pot.fresh[:, :0]
-    pot.distillations += 1
-    pot.distill_s += time.perf_counter() - started
+    pot.distilled(time.perf_counter() - started)
 
 
-def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> int:
+def make_room(host: ModelRunner, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> int:
     """Distil if the next token would leave the catalyst no room. Returns how many tokens there is then room for."""
     room = pot.room - reserve(config, catalyst)
     if room <= 0:
@@ -126,7 +129,7 @@ def rides(pot: Pot, config: PotConfig, catalyst: Tensor | None) -> bool:
 
 
 def read(
-    host: Host,
+    host: ModelRunner,
     pot: Pot,
     config: PotConfig,
     ids: Tensor,
@@ -159,7 +162,7 @@ def read(
 
 
 def read_chunk(
-    host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
+    host: ModelRunner, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
 ) -> dict[int, Tensor] | None:
     """Read ids [1, T], with the catalyst behind them if they fill the pot and more is to come. Returns what that saw, if it rode along."""
     if not (more and catalyst is not None and rides(pot, config, catalyst) and ids.shape[1] == pot.room - catalyst.shape[1]):
@@ -170,7 +173,7 @@ def read_chunk(
     return ridden
 
 
-def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
+def recorded(host: ModelRunner, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
     """Run a whole cycle, from a distilled pot to a distilled pot, as a recording; False where there is none.
 
     ids: [1, T], as many as fill the pot; more are to come.
@@ -183,4 +186,4 @@ def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Ten
         distill(host, pot, config, catalyst, ridden)
 
     sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
-    return not pot.noted and (catalyst is None or rides(pot, config, catalyst)) and cycle(host, pot, sizes, ids, catalyst, run)
+    return not pot.by_chunk and (catalyst is None or rides(pot, config, catalyst)) and graph_cache(host).cycle(pot, sizes, ids, catalyst, run)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.model.runner import Host, Observer
+from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import POLICIES, Observation
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
 from infinipot.scoring.selection import reduce_groups
@@ -41,7 +41,7 @@ def watching(seen: dict[int, Tensor], look: Look, alone: int = 0) -> Observer:
     return Observer(watch, alone)
 
 
-def observe(host: Host, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> dict[int, Tensor]:
+def observe(host: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> dict[int, Tensor]:
     """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` saw. alone: as in `Observer`."""
     seen: dict[int, Tensor] = {}
     before = pot.mark()
@@ -63,7 +63,7 @@ def catalyst_look(config: PotConfig, rows: int) -> tuple[Look, int]:
     return look, rows if config.persist == "once" else 0
 
 
-def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor, ridden: dict[int, Tensor] | None) -> dict[int, Tensor]:
+def observe_catalyst(host: ModelRunner, pot: Pot, config: PotConfig, catalyst: Tensor, ridden: dict[int, Tensor] | None) -> dict[int, Tensor]:
     """What each entry receives from the catalyst, by layer [B, K, P]: its ids [1, |P|], or with a contrast [2, |P|], by whose share the first
     one's is divided. ridden: the first one's, if it rode behind the last chunk."""
     look = catalyst_look(config, catalyst.shape[1])
@@ -72,7 +72,7 @@ def observe_catalyst(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor, 
     return seen if usual is None else {number: found / (usual[number] + FLOOR) for number, found in seen.items()}
 
 
-def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
+def observe_replay(host: ModelRunner, pot: Pot, config: PotConfig, catalyst: Tensor) -> dict[int, Tensor]:
     """The most each entry receives from any row while the fresh text is read again behind the catalyst, by layer [B, K, P]."""
 
     def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
@@ -86,20 +86,20 @@ def observe_replay(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor) ->
     return most
 
 
-def observe_newest(host: Host, pot: Pot, config: PotConfig, number: int, least: int) -> tuple[Tensor, int]:
+def observe_newest(host: ModelRunner, pot: Pot, config: PotConfig, number: int, least: int) -> tuple[Tensor, int]:
     """What each entry of a layer [B, K, P] receives from the newest tokens together, and how many those are.
 
     No more than stand in the last slots in all heads: those read since the last distillation, and the recent ones that it kept.
     """
     layer = pot.layers[number]
-    count = min(layer.witness.queries.shape[2], max(pot.fresh.shape[1], config.own("recent", least)), layer.length - pot.pinned)
-    query = layer.rotate_queries(layer.witness.queries[:, :, -count:])
+    count = min(layer.attention_stats.queries.shape[2], max(pot.fresh.shape[1], config.own("recent", least)), layer.length - pot.pinned)
+    query = layer.rotate_queries(layer.attention_stats.queries[:, :, -count:])
     attention = causal_softmax(query, layer.read_keys(0, layer.length), host.scorings[number]).sum(dim=-2)
     return reduce_groups(attention, layer.index.shape[1], config.gqa), count
 
 
 def observe_layer(
-    host: Host, pot: Pot, config: PotConfig, number: int, prompted: dict[str, dict[int, Tensor]], least: int
+    host: ModelRunner, pot: Pot, config: PotConfig, number: int, prompted: dict[str, dict[int, Tensor]], least: int
 ) -> tuple[Observation, Tensor, Tensor]:
     """What the policy sees of a layer; place and NuC of all its entries. prompted: what was seen of the catalyst or the replay, by name. least:
     the fewest of its entries that will survive."""
@@ -109,7 +109,7 @@ def observe_layer(
     attention: dict[str, Any] = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
     window = 0
     if "received" in needs:
-        attention["received"] = reduce_groups(layer.witness.received, layer.index.shape[1], config.gqa)[..., free]
+        attention["received"] = reduce_groups(layer.attention_stats.received, layer.index.shape[1], config.gqa)[..., free]
     if "newest" in needs:
         newest, window = observe_newest(host, pot, config, number, least)
         attention["newest"] = newest[..., free]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infinipot.cache.attention_stats import Witness
+from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.pot import Layout, Pot
 from infinipot.config import PotConfig
 from infinipot.engine import distill
-from infinipot.engine.cuda_graphs import new_pot
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import reserve
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
 
 Progress = Callable[[], None]
@@ -52,7 +52,7 @@ class Stats:
 class Reader:
     """Reads token ids into a pot as the policy says. It knows no text."""
 
-    def __init__(self, host: Host, config: PotConfig) -> None:
+    def __init__(self, host: ModelRunner, config: PotConfig) -> None:
         if host.sharded and (config.own("shared_heads") or config.distill_to == "auto"):
             raise ValueError(
                 "shared_heads and distill_to='auto' look at all heads of a layer, but this process has only some of them (tensor parallel): "
@@ -62,7 +62,7 @@ class Reader:
         self.config = dataclasses.replace(config, chunk_tokens=chunk)
         self.policy = POLICIES[config.policy]()
         self.needs = self.policy.needs(config.novelty)
-        self.pot = new_pot(host, self._layout())
+        self.pot = graph_cache(host).new_pot(self._layout())
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         """Policy `truncate`: the newest ids, not read before an answer needs them."""
         self.skipped, self.busy = 0, False
@@ -73,14 +73,14 @@ class Reader:
     def _layout(self) -> Layout:
         config = self.config
         remembers = {"received", "newest"} & self.needs
-        witness = Witness("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
+        attention_stats = AttentionStats("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
         budgets = config.budgets(self.host.windows.count(None))  # refused here, whatever the policy does with them
         if self.policy.reads == "all" or (config.prefill == "whole" and self.policy.reads == "pot"):
             grouping = (config.group, config.neighbours) if self.policy.grouped else None
             distils = self.policy.reads == "pot"
-            return Layout(None, None, config.context_reset, config.pot_dtype, witness, grouping, distils)
+            return Layout(None, None, config.context_reset, config.pot_dtype, attention_stats, grouping, distils)
         own = None if self.policy.reads == "ends" else tuple(config.pot_size - config.survivors + kept for kept in budgets)
-        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, witness)
+        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, attention_stats)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)
@@ -113,7 +113,7 @@ class Reader:
         """Read the first ids of all, which no distillation will touch."""
         if ids:
             distill.take(self.host, [self.pot], self.tensor(ids), ["novelty" in self.needs])
-            self.pot.pinned = len(ids)
+            self.pot.pin(len(ids))
 
     def cycles(self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None) -> Iterator[tuple[list[int], bool]]:
         """What is to be read, opening first, in lists that end where the pot is full; and whether more comes.

@@ -18,7 +18,7 @@ from infinipot.config import PotConfig
 from infinipot.custom_generate import PROMPT_END, generate
 from infinipot.eval.teacher_forcing import force
 from infinipot.model.load import load
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.optional import LM, need
 from infinipot.policies import POLICIES
 from infinipot.session import Session
@@ -51,7 +51,7 @@ class PotLM(HFLM):
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
         super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **rest)
-        self.host = Host(self.model)
+        self.host = ModelRunner(self.model)
         contrast = self.pot_config.contrast
         self.contrast_ids = Dialogue(self.tokenizer, None, False).catalyst(PRESETS.get(contrast, contrast)) if contrast else []
 
@@ -67,7 +67,7 @@ class PotLM(HFLM):
             stop,
             custom_generate=generate,
             pot=self.pot_config,
-            host=self.host,
+            runner=self.host,
             contrast_ids=self.contrast_ids,
             **generation_kwargs,
         )

@@ -19,7 +19,7 @@ from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
 from infinipot.model.load import EMBEDDED, best_device, best_dtype, load
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.optional import RAY, need
 
 Progress = Callable[[int, int, str], None]
@@ -65,14 +65,14 @@ class Replica:
             loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
         except OSError as problem:
             raise ValueError(str(problem)) from problem
-        self.host = Host(loaded)
+        self.host = ModelRunner(loaded)
         self.cache: dict[str, Any] = {}
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Replica:
         """Of a model that is loaded already."""
         made = cls.__new__(cls)
-        made.host, made.tokenizer, made.cache = Host(model), tokenizer, {}
+        made.host, made.tokenizer, made.cache = ModelRunner(model), tokenizer, {}
         return made
 
     def work(self, unit: Unit) -> Work:

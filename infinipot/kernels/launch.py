@@ -1,6 +1,6 @@
 """Calls of the fused Triton kernels, for CUDA devices.
 
-Every kernel has a reference in plain torch, and the tests compare the two: `cache.rope.turn`,
+Every kernel has a reference in plain torch, and the tests compare the two: `cache.rope.rotate`,
 `scoring.novelty.add_losses`, `model.fused_norms.rms_norm`, `model.attention.attention`.
 """
 
@@ -40,8 +40,8 @@ def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
-    """Rotary embedding in one pass, as `cache.rope.turn`.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
+    """Rotary embedding in one pass, as `cache.rope.rotate`.
 
     x: [B, heads, N, D]. cos, sin: [positions, d/2] float32. places: [N] int64; row n uses
     cos[places[n]] and sin[places[n]].
@@ -65,7 +65,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Ten
     strides = (*x.stride()[:3], *out.stride()[:3])
     layout = (half, _next_power_of_2(half), tile, 0, second, step, sign)
     with _on(x):
-        triton.turn[grid](x, out, cos, sin, places, rows, heads, *strides, *layout)
+        triton.rotate[grid](x, out, cos, sin, places, rows, heads, *strides, *layout)
     return out
 
 
@@ -99,7 +99,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
 
 
 PART = 128
-"""Slots per program of `attend`. Above 64 programs each takes more slots instead."""
+"""Slots per program of `attend`. Above 64 programs each takes more indices instead."""
 
 
 def attends(query: Tensor, kv_heads: int) -> bool:
@@ -114,13 +114,13 @@ def attends(query: Tensor, kv_heads: int) -> bool:
 
 
 def append(
-    key: Tensor, rotated: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int
+    key: Tensor, rotated: Tensor, value: Tensor, places: Tensor, indices: Tensor, size: int
 ) -> None:
     """Write one new entry into each of several pots.
 
     key, rotated, value: [B, K, 1, D]; the raw key, the rotated key and the value. places: [3, B]
     int64, the addresses of the pots' buffers for them; each buffer is contiguous [1, K, size, D].
-    slots: [B], the slot to write in each pot.
+    indices: [B], the slot to write in each pot.
     """
     from infinipot.kernels import triton
 
@@ -129,17 +129,17 @@ def append(
     strides = [stride for x in entry for stride in x.stride()[:2]]
     with _on(key):
         triton.append[(batch, heads)](
-            *entry, places, slots, *strides, size, width, _next_power_of_2(width)
+            *entry, places, indices, *strides, size, width, _next_power_of_2(width)
         )
 
 
 def attend(
-    query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: int, scaling: float
+    query: Tensor, places: Tensor, indices: Tensor, size: int, kv_heads: int, scaling: float
 ) -> Tensor:
-    """Attention of one new token per pot over the entries up to its slot, slots[b].
+    """Attention of one new token per pot over the entries up to its slot, indices[b].
 
     query: rotated, [B, H, 1, D]; the result is [B, 1, H, D]. places: as for `append`. The reference
-    is `model.attention.attention`, with the empty slots masked.
+    is `model.attention.attention`, with the empty indices masked.
     """
     from infinipot.kernels import triton
 
@@ -157,7 +157,7 @@ def attend(
     layout = (size, share, group, tile, width, 64)
     with _on(query):
         triton.attend_part[(batch, kv_heads, parts)](
-            query, places, slots, *partial, *query.stride()[:2], scaling, *layout
+            query, places, indices, *partial, *query.stride()[:2], scaling, *layout
         )
         triton.attend_join[(batch, heads)](
             *partial, out, parts, group, tile, width, _next_power_of_2(parts)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def turn(
+def rotate(
     x,
     out,
     cos,

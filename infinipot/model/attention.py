@@ -1,4 +1,4 @@
-"""Attention as the pot needs it: queries turned by slot, the catalyst's rows handed to whoever observes them.
+"""Attention as the pot needs it: queries rotated by slot, the catalyst's rows handed to whoever observes them.
 
 transformers calls `attend` through its attention interface. What happens there is decided by whoever is at work in this thread: a pot
 being read, or the probe that finds out how a model rotates. Outside `at_work` a model is exactly as it was; a stock forward of the same model
@@ -23,7 +23,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
 
 from infinipot import compat
-from infinipot.model.rope_bypass import identity
+from infinipot.model.rope_bypass import bypassed, neutral
 
 
 class Worker(ABC):
@@ -34,8 +34,8 @@ class Worker(ABC):
         """query [B, H, T, D], key and value [B, K, N, D] -> [B, T, H, D]."""
 
     def rotary(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """What a rotary module returns instead of `output`; None leaves it. Queries and keys are turned in `attend`, not by the model."""
-        return identity(output)
+        """What a rotary module returns instead of `output`; None leaves it. Queries and keys are rotated in `attend`, not by the model."""
+        return neutral(output)
 
 
 _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
@@ -80,7 +80,7 @@ def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
 def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
     """Inside, the model's attention and rotary modules ask `worker`, nothing is dropped out and nothing is autocast; afterwards the model
     is as before, also after an error. One model does one thing at a time: other threads wait."""
-    with IN_USE, torch.autocast(model.device.type, enabled=False):
+    with IN_USE, torch.autocast(model.device.type, enabled=False), bypassed(model):
         configs = [model.config, *(getattr(model.config, name, None) for name in model.config.sub_configs)]
         before = [(config, config._attn_implementation) for config in configs if config is not None]
         training = [module for module in model.modules() if module.training] if model.training else []
@@ -115,10 +115,10 @@ def visible(
             return None
         if plain and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
             return causal_lower_right(rows, entries)
-    seen = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
-    seen = seen if window is None else seen.triu(entries - rows - window + 1)
-    seen[:, slice(*hidden)] = False
-    return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~seen, -torch.inf)
+    shown = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
+    shown = shown if window is None else shown.triu(entries - rows - window + 1)
+    shown[:, slice(*hidden)] = False
+    return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~shown, -torch.inf)
 
 
 def plain(options: dict[str, Any]) -> bool:

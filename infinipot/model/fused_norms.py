@@ -26,7 +26,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
 
 
 @torch.no_grad()
-def found(model: nn.Module) -> list[Norm]:
+def find_norms(model: nn.Module) -> list[Norm]:
     """The model's norms that one of the formulas describes to the last bit, on random rows; none where no kernel can do them."""
     norms: list[Norm] = []
     for module in model.modules():
@@ -37,8 +37,8 @@ def found(model: nn.Module) -> list[Norm]:
         if weight.dim() != 1 or not launch.fits(weight.data) or "forward" in module.__dict__ or module._forward_hooks:
             continue
         x = 3 * torch.randn(8, len(weight), dtype=weight.dtype, device=weight.device)
-        asked = module(x)
-        kinds = [kind for kind in KINDS if torch.equal(rms_norm(x, weight, eps, kind), asked)]
+        normed = module(x)
+        kinds = [kind for kind in KINDS if torch.equal(rms_norm(x, weight, eps, kind), normed)]
         if kinds:
             norms.append((module, eps, kinds[0]))
     return norms

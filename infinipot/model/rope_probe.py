@@ -1,7 +1,7 @@
 """Find out how a model rotates its keys, by asking the model: two forward passes over four tokens, no table of families.
 
 Attention answers zeros, so hidden states are the same in both passes at every layer. The first pass puts all tokens at position 0, the
-second spreads them; the keys of the second must be those of the first, turned by what the rotary modules returned.
+second spreads them; the keys of the second must be those of the first, rotated by what the rotary modules returned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from accelerate.hooks import remove_hook_from_module
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from infinipot.cache.rope import STYLES, Rotation, Table, turn
+from infinipot.cache.rope import STYLES, Rotation, Table, rotate
 from infinipot.model.attention import Worker, at_work
 
 POSITIONS = (0, 1, 5, 17)
@@ -57,8 +57,8 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     @torch.no_grad()
     def table(positions: Tensor) -> tuple[Tensor, Tensor]:
         module = copy.deepcopy(before).to(positions.device)
-        for asked in (torch.zeros_like(positions[:1]), positions):
-            output = module(*(stand_in(a, asked) for a in args), **{k: stand_in(v, asked) for k, v in kwargs.items()})
+        for places in (torch.zeros_like(positions[:1]), positions):
+            output = module(*(stand_in(a, places) for a in args), **{k: stand_in(v, places) for k, v in kwargs.items()})
         cos, sin = output[:2] if isinstance(output, tuple) else (output.real, output.imag)
         rows = len(positions)  # the first, where time, height and width are told apart: in a text they are equal
         return cos.float().reshape(-1, rows, cos.shape[-1])[0], sin.float().reshape(-1, rows, sin.shape[-1])[0]
@@ -66,7 +66,7 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return table
 
 
-def halved(table: Table) -> Table:
+def half_table(table: Table) -> Table:
     """Cut a table that states every frequency twice to [N, d/2]: side by side, or one half after the other."""
     sample = table(torch.arange(8))[0]
     width = sample.shape[-1] // 2
@@ -81,20 +81,20 @@ def halved(table: Table) -> Table:
 
 
 def candidates(probe: Probe) -> list[Rotation]:
-    """Every way the keys might have been turned: each rotary call, its table whole or halved, in each style."""
+    """Every way the keys might have been rotated: each rotary call, its table whole or halved, in each style."""
     tables = [table_of(*call) for call in probe.calls]
-    return [Rotation(style=style, table=table) for whole in tables for table in (halved(whole), whole) for style in STYLES]
+    return [Rotation(style=style, table=table) for whole in tables for table in (half_table(whole), whole) for style in STYLES]
 
 
 def error(rotation: Rotation, at_zero: Tensor, spread: Tensor) -> float:
-    """Largest difference, relative to the largest key, between the spread keys [B, K, 4, D] and the keys at 0 turned anew."""
+    """Largest difference, relative to the largest key, between the spread keys [B, K, 4, D] and the keys at 0 rotated anew."""
     cos, sin = rotation.table(torch.tensor(POSITIONS, device=spread.device))
     d = 2 * cos.shape[-1]
     if d > spread.shape[-1]:
         return float("inf")
     scale = (cos[0] ** 2 + sin[0] ** 2).sqrt().mean()  # folded into the table by some kinds, e.g. yarn
     unscaled = torch.cat((at_zero[..., :d] / scale, at_zero[..., d:]), dim=-1)
-    return float((turn(unscaled, cos, sin, rotation.style) - spread).abs().max() / spread.abs().max())
+    return float((rotate(unscaled, cos, sin, rotation.style) - spread).abs().max() / spread.abs().max())
 
 
 @torch.no_grad()
@@ -122,11 +122,11 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
     ways = candidates(second)
     if not all(way.table(torch.zeros(1, dtype=torch.long))[0].any() for way in ways):
         raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
-    found: list[Rotation | None] = []
+    result: list[Rotation | None] = []
     for number, attention in enumerate(attends):
         at_zero, spread = (keys[number].float() if attention else torch.empty(0) for keys in (first.keys, second.keys))
         if torch.allclose(at_zero, spread, atol=1e-6):  # or nothing to compare
-            found.append(None)
+            result.append(None)
             continue
         errors = [error(way, at_zero, spread) for way in ways] or [float("inf")]
         if min(errors) > TOLERANCE[first.keys[number].dtype]:
@@ -134,5 +134,5 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
                 f"layer {number} of {name} does something to its keys after rotary embedding (a norm, or latent attention), so survivors "
                 "cannot be given new positions: no pot"
             )
-        found.append(ways[errors.index(min(errors))])
-    return found
+        result.append(ways[errors.index(min(errors))])
+    return result

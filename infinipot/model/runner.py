@@ -1,4 +1,4 @@
-"""A model as the pot's host: its trunk reads tokens into a pot, its head predicts from hidden states."""
+"""Run a model over a pot: its trunk reads tokens into the pot, its head predicts from hidden states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot import compat
-from infinipot.cache.batch import Rows, Together, turned
+from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.cache.pot import Layout, Pot
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work, attention, plain, visible
@@ -35,34 +35,38 @@ class Observer:
 
 
 class _Reading(Worker):
-    """One forward pass over a pot: raw keys go in, queries turn by slot."""
+    """One forward pass over a pot: raw keys go in, queries rotate by slot."""
 
     def __init__(self, pot: Any, observe: Observer | None, scorings: dict[int, Scoring]) -> None:
-        self.pot, self.observe, self.scorings = pot, observe or Observer(lambda *seen: None), scorings
+        self.pot = pot
+        self.observe = observe or Observer(lambda *look: None)
+        self.scorings = scorings
         self.masks: dict[tuple[Any, ...], Tensor | None] = {}
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any],
-        turned: Tensor | None = None,
+        rotated: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """As `Worker` has it. turned: the queries rotated, if that is done already."""
+        """As `Worker` has it. rotated: the queries rotated, if that is done already."""
         number: int = module.layer_idx  # type: ignore[assignment]
         layer = self.pot.layers[number]
-        raw, query = query, layer.rotate_queries(query) if turned is None else turned
+        raw = query
+        query = layer.rotate_queries(query) if rotated is None else rotated
         if layer.window is None:
             scoring = self.scorings[number] = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
-            if layer.witness is not None:
-                layer.witness = layer.witness.seeing(raw, query, key, scoring)
+            layer.note_attention(raw, query, key, scoring)
             hidden = (self.pot.pinned, layer.index.shape[-1]) if self.observe.alone else (0, 0)
             self.observe.look(number, query, key, replace(scoring, hidden=hidden))
             if self.pot.grouping is not None:
                 return grouped_attention(raw, layer.keys[:, :, : layer.length], value, layer.rotation, self.pot.grouping, scoring)
             if alone := self.observe.alone:
                 parts = [([x[:, :, :-alone] for x in (query, key, value)], (0, 0)), ([query[:, :, -alone:], key, value], hidden)]
-                return torch.cat([self._see(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
-        return self._see(module, [query, key, value], (0, 0), layer.window, scaling, options)
+                return torch.cat([self._attend(module, *part, None, scaling, options) for part in parts if part[0][0].shape[-2]], dim=1)
+        return self._attend(module, [query, key, value], (0, 0), layer.window, scaling, options)
 
-    def _see(self, module: nn.Module, qkv: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: Any) -> Tensor:
+    def _attend(
+        self, module: nn.Module, qkv: list[Tensor], hidden: tuple[int, int], window: int | None, scaling: float, options: Any
+    ) -> Tensor:
         """Attention with queries, keys and values, of the last T of N entries, less what is hidden."""
         query, key, value = qkv
         shape = (query.shape[-2], key.shape[-2], window, hidden, query.device, query.dtype, plain(options))
@@ -74,12 +78,13 @@ class _Reading(Worker):
 class _Readings(Worker):
     """One forward pass over several pots, each row's attention by itself."""
 
-    def __init__(self, readings: list[_Reading], together: Together) -> None:
-        self.readings, self.together = readings, together
+    def __init__(self, readings: list[_Reading], cache: BatchedCache) -> None:
+        self.readings = readings
+        self.cache = cache
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, options: dict[str, Any]) -> Tensor:
-        layer: Rows = self.together.layers[module.layer_idx]  # type: ignore[index, assignment]
-        rows = zip(self.readings, query.split(1), layer.seen, turned(layer.layers, query, 1), strict=True)
+        layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
+        rows = zip(self.readings, query.split(1), layer.entries, rotate_rows(layer.layers, query, 1), strict=True)
         return torch.cat([reading.attend(module, row, *entries, scaling, options, ready) for reading, row, entries, ready in rows])
 
 
@@ -121,7 +126,7 @@ class _Columns(nn.Module):
         return F.linear(hidden.to(self._weight[0].device), *self._weight).to(hidden.device)
 
 
-class Host:
+class ModelRunner:
     """What the engine needs of a model, found out once: how layers are bounded and rotated. The model itself is never changed.
 
     Refuses, in words, what cannot be bounded or renumbered.
@@ -144,16 +149,11 @@ class Host:
         self.cache_argument = compat.cache_argument(model)
         self.sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
         """Whether the model is shared out over several processes (tensor parallel), so that this one has some of its heads only."""
-        self.first_graph: Any = None  # with the stream it was recorded on
-        self.spare: Any = None
-        self.norms = fused_norms.found(model)
-        self.ran: set[Any] = set()
+        self.norms = fused_norms.find_norms(model)
         try:
             self.windows, self.states = compat.layer_kinds(model)
             if None not in self.windows:  # nothing but windows (Mistral v0.1): the pot takes their place, deliberately
                 self.windows = [None if window else window for window in self.windows]
-            # a recording sees neither a state that goes back, nor other processes, nor the streams of other devices
-            self.unrecordable = any(self.states) or self.sharded or len({weight.device for weight in model.parameters()}) > 1
             self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
             self.scorings: dict[int, Scoring] = {}
@@ -178,7 +178,8 @@ class Host:
         """Some models' state-space layers begin anew with every forward pass of more than one token: refused, what they read would be wrong."""
         ids = torch.arange(1, 9, device=self.device)[None] % self.vocabulary
         if any(self.states):
-            whole, pot = self.read(ids, [self.new_pot(Layout(8))]), self.new_pot(Layout(8))
+            whole = self.read(ids, [self.new_pot(Layout(8))])
+            pot = self.new_pot(Layout(8))
             parts = torch.cat([self.read(part, [pot]) for part in ids.split(4, dim=1)], dim=1)
             if float((whole - parts).abs().max() / whole.abs().max()) > 10 * TOLERANCE[whole.dtype]:
                 raise ValueError(f"{type(self.model).__name__} forgets the state of its layers from one chunk of text to the next: no pot")
@@ -191,9 +192,7 @@ class Host:
         """An empty pot. Its rotations are its own: frequencies that depend on the length are pinned to this pot's."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
         with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
-            pot = Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout)
-            pot.newest = pot.newest.to(self.device)
-        return pot
+            return Pot(self.windows, self.states, [None if r is None else own[id(r)] for r in self.rotations], layout, self.device)
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A saved pot's tensors, each layer's on the layer's device, and what the last layer left where that left it."""
@@ -208,10 +207,10 @@ class Host:
             return torch.cat([self.read(row, [pot], observe) for row, pot in zip(ids.split(1), pots, strict=True)])
         positions = torch.stack([torch.arange(pot.length, pot.length + ids.shape[1], device=ids.device) for pot in pots])
         readings = [_Reading(pot, observe, self.scorings) for pot in pots]
-        cache: Pot | Together = pots[0]
+        cache: Pot | BatchedCache = pots[0]
         worker: Worker = readings[0]
         if len(pots) > 1:
-            cache = Together(pots)
+            cache = BatchedCache(pots)
             worker = _Readings(readings, cache)
         with at_work(self.model, worker), fused(self.norms):
             output = self.model.base_model(input_ids=ids, position_ids=positions, use_cache=True, **{self.cache_argument: cache})

@@ -21,13 +21,15 @@ def grouped_attention(
     other at its position // G, by a query at position // G + W - W // G, so that distances go on from W without a gap.
     """
     group, window = grouping
-    entries, rows = key.shape[2], query.shape[2]
+    entries = key.shape[2]
+    rows = query.shape[2]
     places = torch.arange(entries, device=key.device)
 
     def at(x: Tensor, positions: Tensor) -> Tensor:
         return x if rotation is None else rotation.at(x, positions)
 
-    near_keys, far_keys = at(key, places), at(key, places // group)
+    near_keys = at(key, places)
+    far_keys = at(key, places // group)
     out = []
     for start in range(0, rows, ROWS):
         part = query[:, :, start : start + ROWS]

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig, Sampling
 from infinipot.machine import out_of_memory
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.pot_file import PotFileError
 from infinipot.server.disk import Disk
 from infinipot.server.errors import Refusal, refusal_of, shutting_down
@@ -61,7 +61,7 @@ class Settings:
 class Engine:
     """Runs works in a thread of its own, slice by slice. Everything else reaches it through `call`."""
 
-    def __init__(self, host: Host, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, host: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
         self.host, self.settings, self.metrics = host, settings, metrics
         self.words = Words(tokenizer, host.vocabulary)
         self.post = Post(lambda: self.call(lambda: None))

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.pot_file import Origin, config_of, describe
 from infinipot.server.errors import Refusal
 from infinipot.server.prompts import Behind
@@ -296,7 +296,9 @@ def content_of(session: Session) -> str:
     return content.hexdigest()
 
 
-def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None, origin: Origin) -> Held:
+def opened(
+    path: Path, name: str | None, host: ModelRunner, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None, origin: Origin
+) -> Held:
     """A pot from its file. Raises PotFileError."""
     stamp = stamp_of(path)  # before it is read: should it change meanwhile, it is read again
     session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens, origin=origin)

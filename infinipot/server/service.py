@@ -89,13 +89,13 @@ class Serving:
 
     def start(self) -> None:
         """Load the model and begin. Returns when that is done; what fails is in `failure`."""
-        from infinipot.model.runner import Host
+        from infinipot.model.runner import ModelRunner
 
         try:
             if self.settings.pot_dir is not None:
                 self._claim = Claim(self.settings.pot_dir, self.settings.shared)
             model, tokenizer = self._load()
-            engine = Engine(Host(model), tokenizer, self.settings, self.metrics)
+            engine = Engine(ModelRunner(model), tokenizer, self.settings, self.metrics)
             engine.start()
             self._pots, self._engine = Pots(engine), engine
         except Exception as problem:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from infinipot.config import PotConfig
 from infinipot.engine.decode import Turn
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.server.events import Send
 from infinipot.server.pot_store import Held, Shelf
 from infinipot.session import Session
@@ -17,7 +17,7 @@ from infinipot.session import Session
 class Work:
     """Ids to be read into a session of its own, slice by slice. session: None until the engine has a place for it."""
 
-    host: Host | None = None
+    host: ModelRunner | None = None
     """Whoever reads for this work; None: the engine's own."""
     answering = False
     """Whether it waits for its next token."""

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
-from infinipot.model.runner import Host, Observer
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.model.runner import ModelRunner, Observer
 from infinipot.server.events import Done, Likely, Piece, likely
 from infinipot.server.jobs.answer import Answering
 
@@ -17,13 +18,13 @@ ROWS = 64
 """Logits computed at a time."""
 
 
-class Listening(Host):
+class Listening(ModelRunner):
     """A host that notes the hidden states of every pass, and how many tokens the pot had read before it. The model is that of the host it
-    is made from. A recording would pass it by, and a spare pot serves one host only."""
+    is made from. A recording would pass it by."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ModelRunner) -> None:
         self.__dict__.update(host.__dict__)
-        self.unrecordable, self.spare = True, None
+        graph_cache(self).record_nothing()
         self.heard: list[tuple[int, Tensor, Tensor]] = []
 
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
@@ -38,7 +39,7 @@ class Echoing(Answering):
 
     host: Listening
 
-    def __init__(self, *args: Any, host: Host, silent: bool, **options: Any) -> None:
+    def __init__(self, *args: Any, host: ModelRunner, silent: bool, **options: Any) -> None:
         super().__init__(*args, kept=False, **options)
         self.host, self.silent = Listening(host), silent
         self._last: Tensor | None = None
