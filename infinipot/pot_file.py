@@ -115,14 +115,17 @@ def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
 
 def destination(path: str | os.PathLike[str]) -> Path:
     """The file that is to be written: where links lead. Refuses what a file must not take the place of."""
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
-    if target.is_symlink():
-        raise PotFileError(f"cannot save {path}: it is a link that leads back to itself: choose another name")
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "a device or a pipe"
-        raise PotFileError(f"cannot save {path}: it is {kind}, not a file: choose another name")
+    try:
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
+        if target.is_symlink():
+            raise PotFileError(f"cannot save {path}: it is a link that leads back to itself: choose another name")
+        if target.exists() and not target.is_file():
+            kind = "a folder" if target.is_dir() else "a device or a pipe"
+            raise PotFileError(f"cannot save {path}: it is {kind}, not a file: choose another name")
+    except OSError as problem:  # a name that the system does not take
+        raise PotFileError(f"cannot save {path}: {problem.strerror or problem}") from problem
     return target
 
 
