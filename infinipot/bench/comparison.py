@@ -48,7 +48,7 @@ def compare(name: str, model: PreTrainedModel, config: PotConfig, task: Task, sa
         "benchmark": "bench",
         "machine": machine(),
         "model": described(name, model),
-        "config": {field.name: value for field in dataclasses.fields(config) if (value := getattr(config, field.name)) != field.default},
+        "config": config.changed,
         "pot_size": config.pot_size,
         "distill_to": config.survivors,
         "task": dataclasses.asdict(task),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch import Tensor
@@ -44,7 +43,7 @@ def answer(session: Session, rows: int, tokens: int) -> float:
     """Tokens a second of `rows` answers, decoded together, to questions that the pot did not know before."""
     readers = [session.fork()._reader for _ in range(rows)]
     options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
-    turns = [Turn(reader, [1 + number] * PROMPT, catalyst=reader.usual, **options) for number, reader in enumerate(readers)]
+    turns = [Turn(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options) for number, reader in enumerate(readers)]
     return pace([clock() for _ in together(turns)], rows)
 
 
@@ -69,7 +68,7 @@ def measured(host: Host, config: PotConfig, ids: list[int], batch: int, tokens: 
 def without(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same reading with novelty left out."""
     settle()
-    return {"prefill_tps": read(host, dataclasses.replace(config, novelty=0.0), ids)[1]["prefill_tps"]}
+    return {"prefill_tps": read(host, config.replace(novelty=0.0), ids)[1]["prefill_tps"]}
 
 
 def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
@@ -80,4 +79,4 @@ def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
 
 def simple(config: PotConfig) -> PotConfig:
     """The same sizes with a policy that observes nothing."""
-    return dataclasses.replace(config, policy="sliding_window", distill_to=config.survivors, catalyst=None)
+    return config.replace(policy="sliding_window", distill_to=config.survivors)

@@ -64,8 +64,8 @@ def look(
 
     model: its name on the page. ValueError for texts too long to show.
     """
-    if method.policy.reads == "ends":
-        raise ValueError(f"policy {method.config.policy!r} never reads the middle of the text, so there is nothing to see of it")
+    if method.policy.cuts:
+        raise ValueError(f"policy {method.policy.name!r} never reads the middle of the text, so there is nothing to see of it")
     ids, parts = pieces_of(replica.tokenizer, text)
     if len(ids) > LONGEST:
         raise ValueError(f"the text has {len(ids):,} tokens; a page can show {LONGEST:,}: give a shorter one")
@@ -85,7 +85,7 @@ def look(
     answer = session.ask(question, max_tokens=max_tokens) if question else None
     options = [f"{name} {value}" for name, value in method.options.items() if name not in ("pot_size", "catalyst")]
     facts = (
-        " · ".join([model, ", ".join([method.config.policy, *options])])
+        " · ".join([model, ", ".join([method.policy.name, *options])])
         + f" · {stats.tokens_read:,} tokens read in a pot "
         + (f"of {size:,}" if size else "without a bound")
         + f", {stats.distillations:,} distillations, {stats.entries:,} entries left in each layer and head"

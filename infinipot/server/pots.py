@@ -84,7 +84,7 @@ class Pots:
             return held.behind, held.session.config
         if path is None or not path.is_file():
             raise unknown(name)
-        return header_of(path)
+        return header_of(path, self.engine.settings.config)
 
     def watch(self, name: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Be told what the pot keeps while it is being filled. Returns how it is now."""
@@ -118,8 +118,8 @@ class Pots:
             raise unknown(name)
 
         def bring() -> dict[str, Any]:
-            seats, chunk = self.engine.seats, self.engine.settings.config.chunk_tokens
-            held = opened(path, name, self.engine.host, seats.tokenizer, chunk, seats.origin)
+            seats, base = self.engine.seats, self.engine.settings.config
+            held = opened(path, name, self.engine.host, seats.tokenizer, base, seats.origin)
             return self.engine.call(lambda: self._put(held)).result()
 
         return self.engine.disk.submit(bring)

@@ -85,7 +85,7 @@ class Seats:
 
     def _fetch(self, work: Work, path: Path) -> None:
         """Bring a pot back from disk; admission goes on when it is there."""
-        chunk = self.engine.settings.config.chunk_tokens
+        base = self.engine.settings.config
 
         def arrived(future: Future[Held]) -> None:
             try:
@@ -97,7 +97,7 @@ class Seats:
                     self.engine.waiting.remove(work)
                     work.send(Refusal(409, str(problem), code="pot_damaged", param="pot"))
 
-        self._on_disk(lambda: opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, chunk, self.origin), arrived)
+        self._on_disk(lambda: opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, base, self.origin), arrived)
 
     @property
     def full(self) -> bool:

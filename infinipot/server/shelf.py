@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig
 from infinipot.model.runner import Host
-from infinipot.pot_file import Origin, config_of, describe
+from infinipot.pot_file import Origin, describe, in_force
 from infinipot.server.refusal import Refusal
 from infinipot.server.words import Behind
 from infinipot.session import Session
@@ -231,10 +231,10 @@ def content_of(session: Session) -> str:
     return content.hexdigest()
 
 
-def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None, origin: Origin) -> Held:
-    """A pot from its file. Raises PotFileError."""
+def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokenizerBase, base: PotConfig, origin: Origin) -> Held:
+    """A pot from its file. base: the server's own options. Raises PotFileError."""
     stamp = stamp_of(path)  # before it is read: should it change meanwhile, it is read again
-    session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens, origin=origin)
+    session = Session.load(path, host, tokenizer, chunk_tokens=base.chunk_tokens, origin=origin, policy=type(base.policy))
     header = describe(path)
     behind = behind_of(header)
     if name is not None:
@@ -245,10 +245,10 @@ def opened(path: Path, name: str | None, host: Host, tokenizer: PreTrainedTokeni
     return Held(session, (int(match[1]), match[2]), behind, saved=True)
 
 
-def header_of(path: Path) -> tuple[Behind, PotConfig]:
-    """Where a saved pot's conversation stands, and the options it was filled with. Raises PotFileError."""
+def header_of(path: Path, base: PotConfig) -> tuple[Behind, PotConfig]:
+    """Where a saved pot's conversation stands, and the options in force. base: the server's own. Raises PotFileError."""
     header = describe(path)
-    return behind_of(header), config_of(path, header)
+    return behind_of(header), in_force(path, header, type(base.policy))[0]
 
 
 def behind_of(header: dict[str, Any]) -> Behind:

@@ -51,7 +51,7 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
-    seen = observe(session.host, session.pot, token, *catalyst_look(config, 1))
+    seen = observe(session.host, session.pot, token, *catalyst_look(1))
     attention = torch.stack([seen[layer][0, :, :count].cpu() for layer in sorted(seen)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]
@@ -117,8 +117,8 @@ def positions(kept: Tensor) -> Tensor:
 def plan(model: Model, methods: Iterable[Method], rows: Sequence[Row], limit: int | None) -> list[KeptUnit]:
     """All methods on a row before the next, so that the reading without a bound is done once."""
     for one in methods:
-        if one.policy.reads != "pot":
-            raise ValueError(f"policy {one.config.policy!r} distils nothing, so there is nothing to compare")
+        if not one.policy.bounded:
+            raise ValueError(f"policy {one.policy.name!r} distils nothing, so there is nothing to compare")
     chosen: dict[str, list[Row]] = {}
     for row in rows:
         chosen.setdefault(row.task, []).append(row)

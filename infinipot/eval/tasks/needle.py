@@ -14,7 +14,6 @@ from infinipot.eval.results import Record
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.haystack import Needle, hide, needles
 from infinipot.eval.teacher_forcing import force, head_tokens, kept_share, open_session, question_ids
-from infinipot.policies import POLICIES
 from infinipot.text.tokens import fragment
 
 NAME = "needle"
@@ -82,7 +81,7 @@ class Reading:
             answer = session.ask(needle.question, max_tokens=self.max_tokens)
             prompt = question_ids(replica, needle.question, needle.prefix, self.system)
             forced = force(session, prompt, fragment(replica.tokenizer, " " + needle.key))
-            unread = POLICIES[self.method.config.policy].reads == "ends"
+            unread = self.method.policy.cuts
             outcome: dict[str, Any] = {
                 "key": needle.key,
                 "answer": answer,
