@@ -57,8 +57,6 @@ class Session:
         self.system = system
         self.template = template
         self._reader = Reader(self.host, config or PotConfig())
-        self._options = config or PotConfig()
-        """The options as they were asked for."""
         self._dialogue: Dialogue | None = None
 
     @property
@@ -73,8 +71,7 @@ class Session:
     @property
     def config(self) -> PotConfig:
         """The options that are in force; None: an option that is not decided yet, or that each layer has for itself (`plan` has them)."""
-        reader = self._reader
-        return reader.plan.shown_in(self._options, decided=reader.fixed_plan is not None)
+        return self._reader.plan.shown_in(self._reader.options, decided=self.plan is not None)
 
     @property
     def stats(self) -> Stats:
@@ -213,11 +210,10 @@ class Session:
         if not prompt and self.pot.hidden is None:
             raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
         catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
-        whole = self._options.prefill == "whole"
-        if keep or whole or not self._reader.fits(head + len(prompt) + max_tokens):
+        if keep or self._reader.plan.whole or not self._reader.fits(head + len(prompt) + max_tokens):
             known = asked if aware or self._reader.policy.catalyst == "question" else None
             anew = known or self._reader.last_catalyst is None
-            catalyst = self._catalyst_for(known, dialogue, settles=keep or whole) if anew else self._reader.last_catalyst
+            catalyst = self._catalyst_for(known, dialogue, settles=keep or self._reader.plan.whole) if anew else self._reader.last_catalyst
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
@@ -247,13 +243,12 @@ class Session:
         catalyst = self._reader.last_catalyst
         if catalyst is not None and catalyst is not self.pot.newest:
             tensors["catalyst"] = catalyst
-        plan = self.plan
         about = {
             "model": here.model,
             "tokenizer_sha256": here.tokenizer_sha256,
-            "config": pot_file.saved_options(self._options),
+            "config": pot_file.saved_options(self._reader.options),
             "catalyst": self._reader.plan.catalyst,
-            "plan": None if plan is None else plan.saved(),
+            "plan": self.plan and self.plan.saved(),
             "system": self.system,
             "templated": self._dialogue.templated,
             "in_text": self._dialogue.in_text,

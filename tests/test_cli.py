@@ -340,6 +340,32 @@ def test_weights_of_layers_as_a_list_in_a_config_file(run: Any, model: str, book
     assert (weights("3,"), weights("uniform")) == ((3.0,), "uniform")  # a list of one, and a name
 
 
+def test_old_names_of_options_go_on_working(run: Any, model: str, book: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flags, in the environment, in config files; what they are called now is said."""
+    config = tmp_path / "c.yaml"
+    config.write_text("begun: The answer is\n")
+    monkeypatch.setenv("INFINIPOT_PERSIST", "0.5")
+    pot = tmp_path / "a.pot"
+    code, _, err = run("distill", model, "-f", book, *POT, "-o", pot, "--pool-kind", "max", "--config", config)
+    assert code == 0
+    for part in (
+        "--pool-kind is called pool-mode now",
+        "INFINIPOT_PERSIST is called score-memory",
+        "begun in the config file is called answer-prefix",
+    ):
+        assert part in err
+    options = json.loads(run("info", pot, "--json")[1])["config"]
+    assert (options["pool_mode"], options["score_memory"], options["answer_prefix"]) == ("max", 0.5, "The answer is")
+    monkeypatch.delenv("INFINIPOT_PERSIST")
+    one_line(
+        run("generate", model, "-p", "x", "--policy", "streaming", "--pool-kind", "max", "--quiet")[2], "--pool-kind does nothing with policy"
+    )
+    for gone in (["--coverage", "0.5"], ["--distill-to", "auto"], ["--layer-budget", "pyramid"], ["--catalyst", "general-1"]):
+        code, _, err = run("generate", "./no/model", "-p", "x", *gone)
+        assert code == 2
+        one_line(err, "gone")
+
+
 # ---------------------------------------------------------------- options that would do nothing
 
 

@@ -15,7 +15,8 @@ import typer
 
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.console import CLEAR, EVERY_PLAIN_S, EVERY_S, BadUse, Failure, Stopped, doing, interrupts, put, say, terminal
-from infinipot.cli.options import COMMON, POT, Given, find_modules, option, takes
+from infinipot.cli.options import COMMON, POT, Given, option, takes
+from infinipot.cli.policies import find_modules
 from infinipot.cli.run import silence
 
 if TYPE_CHECKING:

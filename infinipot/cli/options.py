@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import os
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ import typer
 
 from infinipot.checks import RENAMED
 from infinipot.cli.console import BadUse, say
+from infinipot.cli.policies import policy_named
 
 if TYPE_CHECKING:
     from infinipot.config import PotConfig
@@ -29,7 +28,7 @@ def dataclass_defaults() -> dict[str, Any]:
     """The default of every option that has one, the same for all policies that have the option. It is read from the source, as importing it
     would import torch, which takes seconds."""
     found: dict[str, set[Any]] = {}
-    for path in (PACKAGE / "config.py", *sorted((PACKAGE / "policies").glob("*.py"))):
+    for path in (PACKAGE / "config.py", *sorted({*(PACKAGE / "policies").glob("*.py")} - {PACKAGE / "policies" / "base.py"})):
         classes = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef) and node.decorator_list]
         for field in (line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)):
             if isinstance(field.target, ast.Name) and isinstance(field.value, (ast.Constant, ast.Tuple)):
@@ -235,20 +234,6 @@ class Given:
         return self.values.get(name)
 
 
-def policy_named(text: str) -> Policy:
-    """A policy by its name, or from a module, also one in the current folder."""
-    from infinipot.policies import policy_of
-
-    find_modules(text)
-    return policy_of(text)
-
-
-def find_modules(policies: str) -> None:
-    """Let modules in the current folder be found, behind all others, if policies may come from one."""
-    if ":" in policies and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-
-
 def origin(context: typer.Context, name: str) -> str:
     source = getattr(context.get_parameter_source(name), "name", "")
     if source == "ENVIRONMENT":
@@ -267,6 +252,18 @@ def recipe(preset: str | None) -> dict[str, Any]:
     return RECIPES[preset]
 
 
+def take_old_names(found: dict[str, Any], origins: dict[str, str]) -> None:
+    """Give options that were given under old names the names they have now, and say so."""
+    for old, new in RENAMED.items():
+        if old not in found:
+            continue
+        if not found.get("quiet"):
+            say(f"{origins[old]} is called {new.replace('_', '-')} now; the old name goes with the next release")
+        warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
+        found.setdefault(new, found.pop(old))
+        origins.setdefault(new, origins.pop(old))
+
+
 def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of these groups; it receives them together, as its argument `given`."""
     shared = [parameter for group in groups for parameter in group]
@@ -279,12 +276,7 @@ def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any
             found = {p.name: values.pop(p.name) for p in shared}
             found = {name: value for name, value in found.items() if value not in (None, [], ())}
             origins = {name: origin(context, name) for name in found}
-            for old, new in RENAMED.items():
-                if old in found:
-                    found.setdefault(new, found.pop(old))
-                    origins.setdefault(new, origins.pop(old))
-                    warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
-                    say(f"{origins[new]} is called {new.replace('_', '-')} now; the old name goes with the next release")
+            take_old_names(found, origins)
             for name, value in recipe(found.get("preset")).items():
                 if name not in found:
                     found[name], origins[name] = value, origins["preset"]

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinipot.cli.console import BadUse, Failure, Progress, Stopped, doing, interrupts, say, statistics
-from infinipot.cli.options import Given, policy_named
+from infinipot.cli.options import Given
+from infinipot.cli.policies import policy_named
 from infinipot.cli.source import Source
 
 if TYPE_CHECKING:

@@ -61,6 +61,7 @@ class Reader:
             )
         chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
         self.host = host
+        self.options = config
         self.config = config.replace(chunk_tokens=chunk)
         self.policy = config.policy
         self._adopt(Plan.of(self.config, host.windows.count(None)))
