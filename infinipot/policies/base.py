@@ -73,6 +73,9 @@ class UnknownOption(TypeError, ValueError):
             f"policy {policy.name!r} has no option {option!r} (its options: {options}): leave it out, or choose a policy that has it"
         )
 
+    def __reduce__(self) -> tuple[type[UnknownOption], tuple[type[Policy], str]]:
+        return UnknownOption, (self.policy, self.option)
+
 
 def fixed(value: Any) -> Any:
     """The value of an option for policies that do not have it: no field, so it cannot be set."""
