@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
+"""Old names of options and the new ones, for one release."""
+
 
 def known(what: str, value: str, allowed: Iterable[str]) -> None:
     """Raise ValueError for a name that is not allowed, and suggest the nearest allowed name."""
@@ -21,3 +24,9 @@ def within(what: str, value: float, low: float, high: float | None = None) -> No
     if not (value >= low and (high is None or value <= high)):
         allowed = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ValueError(f"{what}={value} is not allowed: it must be {allowed}")
+
+
+def whole_number(what: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number of tokens")
+    within(what, value, low)

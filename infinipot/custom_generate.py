@@ -57,11 +57,13 @@ def generate(
     if runner is not None and runner.model is not model:
         raise ValueError("runner is that of another model: give ModelRunner(model) of this one, or leave it out")
     config, runner = pot or PotConfig(), runner or ModelRunner(model)
-    for name, fine in (("catalyst", (None, "question")), ("begun", (None,))):
-        if (value := getattr(config, name)) not in fine:
+    for name, fine in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
+        if (value := getattr(config.policy, name)) not in fine:
             raise ValueError(f"{name}={value!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session")
-    if (config.contrast is None) != (len(contrast_ids) == 0):
-        raise ValueError(f"contrast={config.contrast!r} with {len(contrast_ids)} contrast_ids: generate has no tokenizer, give both or neither")
+    if (config.policy.contrast is None) != (len(contrast_ids) == 0):
+        raise ValueError(
+            f"contrast={config.policy.contrast!r} with {len(contrast_ids)} contrast_ids: generate has no tokenizer, give both or neither"
+        )
     mask = model_kwargs.get("attention_mask")
     max_tokens = generation_config.max_length - input_ids.shape[1]
     rows = [row if mask is None else row[mask[number].bool()] for number, row in enumerate(input_ids)]
@@ -97,10 +99,10 @@ def _turn(runner: ModelRunner, ids: Tensor, config: PotConfig, contrast_ids: Seq
     """A row's prompt, read, and the answer to come."""
     reader = Reader(runner, config)
     end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
-    catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.needs else None
+    catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.plan.needs else None
     if catalyst is not None and len(contrast_ids):
         catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))
     reader.check_room(catalyst, 0)
-    whole = reader.policy.reads == "pot" and len(ids) + max_tokens <= config.pot_size  # known beforehand here: nothing to keep room for
+    whole = reader.policy.bounded and len(ids) + max_tokens <= config.pot_size  # known beforehand here: nothing to keep room for
     reader.read(ids.tolist(), None if whole else catalyst)
     return Turn(reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst)

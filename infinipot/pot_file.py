@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -19,11 +20,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.checks import RENAMED, known
 from infinipot.config import PotConfig
+from infinipot.engine.plan import Plan
 from infinipot.model.attention import IN_USE
+from infinipot.policies import POLICIES, Policy
+from infinipot.policies.registry import builtin, path_of
 
 FORMAT = "infinipot-pot"
-VERSION = 2
+VERSION = 3
+"""3 keeps the plan; the options of 2 and 1 have other names, those of 1 other defaults."""
 VOLATILE = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"}
 
 
@@ -33,7 +39,7 @@ TRIES = 3
 """How often a file is read that somebody writes into meanwhile."""
 LONGEST_HEADER = 100_000_000
 """As safetensors has it."""
-FIELDS: dict[str, tuple[type, ...]] = {
+HEADER: dict[str, tuple[type, ...]] = {
     "model": (dict,),
     "tokenizer_sha256": (str, type(None)),
     "config": (dict,),
@@ -45,6 +51,9 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "pot": (dict,),
 }
 """What a header must say, and as what."""
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy")
 
 
 class PotFileError(ValueError):
@@ -206,7 +215,7 @@ def _header(path: str | os.PathLike[str], raw: str | None) -> dict[str, Any]:
 
 
 def _check_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> None:
-    for name, kinds in FIELDS.items():
+    for name, kinds in HEADER.items():
         if not isinstance(header.get(name, ...), kinds):
             raise PotFileError(f"{path} is damaged, or was written by another program: its header has no usable {name!r}")
 
@@ -254,17 +263,83 @@ def _content(path: str | os.PathLike[str]) -> bytes:
     raise PotFileError(f"{path} was changed while it was read: try again when whoever writes it is done")
 
 
-def config_of(path: str | os.PathLike[str], header: dict[str, Any]) -> PotConfig:
-    """The options a pot was filled with; those of format 1 that it leaves out had other defaults. Raises PotFileError for unknown ones."""
-    options = dict(header["config"])
-    if header["version"] == 1:
-        then = {"distill_to": options["pot_size"] // 2}
-        then |= {"pool": 7, "pool_kind": "avg", "recent": 0} if options["policy"] == "infinipot" else {}
-        options |= {name: value for name, value in then.items() if options[name] is None}
+def saved_options(config: PotConfig) -> dict[str, Any]:
+    """All options as a file keeps them; a policy of another package with the place where its class stands."""
+    policy = type(config.policy)
+    options = config.options if builtin(policy) else {**config.options, "policy_class": path_of(policy)}
     try:
-        return PotConfig(**options)
+        saved: dict[str, Any] = json.loads(json.dumps(options))
+    except (TypeError, ValueError) as problem:
+        raise PotFileError(
+            f"cannot save the options of policy {config.policy.name!r}: a file can keep names and numbers only ({problem})"
+        ) from None
+    return saved
+
+
+def config_of(path: str | os.PathLike[str], header: dict[str, Any], policy: Policy | type[Policy] | None = None) -> PotConfig:
+    """The options a pot was filled with; those of formats 1 and 2 under the names they have now, and with the defaults of their time.
+
+    policy: that of a pot that a policy of another package filled, or its class. Raises PotFileError for options that are not there any more.
+    """
+    options = dict(header["config"])
+    try:
+        own = policy_class(path, options, policy)
+        if header["version"] < 3:
+            options = old_options(options, header["version"], own)
+        made = own(**{name: frozen(options[name]) for name in own.options() if name in options})
+        config = PotConfig(**{name: frozen(options[name]) for name in FIELDS if name in options}, policy=made)
+    except PotFileError:
+        raise
     except (TypeError, ValueError) as problem:
         raise PotFileError(f"{path} was filled with options that this infinipot does not have: {problem}") from problem
+    if isinstance(policy, Policy) and policy != made:
+        raise PotFileError(f"{path} was filled with {made}, not with {policy}: give it as it was")
+    return config
+
+
+def policy_class(path: str | os.PathLike[str], options: dict[str, Any], policy: Policy | type[Policy] | None) -> type[Policy]:
+    """The class of the policy that a file names: one of ours, or the one that the caller passes."""
+    place, name = options.pop("policy_class", None), options["policy"]
+    if place is None:
+        known("policy", name, POLICIES)
+        return POLICIES[name]
+    passed = type(policy) if isinstance(policy, Policy) else policy
+    if passed is None or path_of(passed) != place:
+        raise PotFileError(
+            f"{path} was filled with policy {name!r}, {place}, which is not infinipot's own, and a file never imports code: pass that policy "
+            f"(Session.load(..., policy={place.rpartition(':')[2]}), or --policy {place})"
+        )
+    return passed
+
+
+def frozen(value: Any) -> Any:
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+def old_options(options: dict[str, Any], version: int, policy: type[Policy]) -> dict[str, Any]:
+    """Options of formats 1 and 2, which had all there were, whatever the policy: those that it has now. None was a policy's default."""
+    if options["distill_to"] == "auto" or options["layer_budget"] == "pyramid":
+        PotConfig(distill_to=options["distill_to"], layer_budget=options["layer_budget"])  # refuses it in a sentence
+    options = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+    if version == 1:
+        options.setdefault("distill_to", options["pot_size"] // 2)
+        if policy.name == "infinipot":
+            options = {"pool": 7, "pool_mode": "avg", "recent": 0, **options}
+    return {name: value for name, value in options.items() if name in FIELDS or name in policy.options()}
+
+
+def in_force(path: str | os.PathLike[str], header: dict[str, Any], policy: Policy | type[Policy] | None = None) -> tuple[PotConfig, Plan]:
+    """The options a pot goes by, as far as they are decided, and its plan; its layers are known from format 3 on. Raises PotFileError."""
+    config = config_of(path, header, policy)
+    try:
+        layers = header["plan"]["layers"] if header.get("plan") else config.layer_budget if isinstance(config.layer_budget, tuple) else [None]
+        plan = Plan.of(config, len(layers), header.get("catalyst"))
+        if header.get("plan"):
+            plan = plan.restored(header["plan"])
+        decided = bool(header["pot"]["distillations"]) or not plan.undecided
+    except (KeyError, TypeError, ValueError) as problem:
+        raise PotFileError(f"{path} is damaged: its plan cannot be read ({problem})") from None
+    return plan.shown_in(config, decided), plan
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

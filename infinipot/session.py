@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -14,13 +13,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import pot_file
 from infinipot.cache.pot import Pot
-from infinipot.catalysts import BEGUN, PRESETS
+from infinipot.catalysts import ANSWER_PREFIXES, PRESETS
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.decode import Answer, Turn, answer
+from infinipot.engine.plan import Plan
 from infinipot.engine.reader import Progress, Reader, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
 from infinipot.machine import out_of_memory
 from infinipot.model.runner import ModelRunner
+from infinipot.policies import Policy
 from infinipot.scoring.representativeness import contrasted
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import Pieces, Text, checked, parts
@@ -53,13 +54,25 @@ class Session:
         template: bool | None = None,
     ) -> None:
         self.host = model if isinstance(model, ModelRunner) else ModelRunner(model)
-        self.tokenizer, self.config, self.system, self.template = tokenizer, config or PotConfig(), system, template
-        self._reader = Reader(self.host, self.config)
+        self.tokenizer = tokenizer
+        self.system = system
+        self.template = template
+        self._reader = Reader(self.host, config or PotConfig())
         self._dialogue: Dialogue | None = None
 
     @property
     def pot(self) -> Pot:
         return self._reader.pot
+
+    @property
+    def plan(self) -> Plan | None:
+        """What distillations go by, layer by layer; None while it still depends on whether a question will be known."""
+        return self._reader.fixed_plan
+
+    @property
+    def config(self) -> PotConfig:
+        """The options that are in force; None: an option that is not decided yet, or that each layer has for itself (`plan` has them)."""
+        return self._reader.plan.shown_in(self._reader.options, decided=self.plan is not None)
 
     @property
     def stats(self) -> Stats:
@@ -77,7 +90,7 @@ class Session:
     def score_all(self) -> None:
         """From now on note how surprising every token is that is read, also if the policy makes no use of it: after each chunk `pot.novelty`
         ends in that chunk's."""
-        self._reader.needs |= {"novelty"}
+        self._reader.score_novelty = True
         self.pot.read_by_chunk()
 
     def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
@@ -120,24 +133,26 @@ class Session:
     def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue, settles: bool) -> Tensor | None:
         """Ids [1, |P|] of the prompt that is read at a distillation, [2, |P|] with its contrast; None if the policy needs none. Refuses one
         that leaves no room. settles: what depends on whether there is a question goes by this one, unless something was distilled before."""
-        if "catalyst" not in self._reader.needs:
+        reader = self._reader
+        policy = reader.policy
+        if "catalyst" not in reader.plan.needs:
             return None
-        kind = self.config.catalyst or self._reader.policy.catalyst or ("general" if question is None else "question")
+        kind = policy.catalyst or ("general" if question is None else "question")
         if kind == "question" and question is None:
             raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
-        if settles and not self.pot.distillations:
-            self._reader.config = dataclasses.replace(self._reader.config, catalyst=kind)
+        if settles:
+            reader.settle(kind)
         if kind == "plain":
             catalyst = self.pot.newest
         else:
             prompt = question if kind == "question" and question is not None else PRESETS.get(kind, kind)
             prompt = prompt if isinstance(prompt, str) else checked(prompt, self.host.vocabulary)
-            begun = BEGUN.get(kind, "") if self.config.begun is None else self.config.begun
-            catalyst = self._reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(begun))
-            if self.config.contrast is not None:
-                other = dialogue.catalyst(PRESETS.get(self.config.contrast, self.config.contrast))
-                catalyst = contrasted(catalyst, self._reader.tensor(other))
-        self._reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
+            prefix = ANSWER_PREFIXES.get(kind, "") if policy.answer_prefix is None else policy.answer_prefix
+            catalyst = reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(prefix))
+            if policy.contrast is not None:
+                other = dialogue.catalyst(PRESETS.get(policy.contrast, policy.contrast))
+                catalyst = contrasted(catalyst, reader.tensor(other))
+        reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
         return catalyst
 
     # ---------------------------------------------------------------- answering
@@ -162,8 +177,8 @@ class Session:
 
     def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
         """The answer's token ids, one by one; the id that ends it is not among them. Options are those of `turn`."""
-        prompt, plan = self._plan(question, **options)
-        return answer(self._reader, prompt, seen=self._reader.progress, **plan)
+        prompt, how = self._prepare(question, **options)
+        return answer(self._reader, prompt, seen=self._reader.progress, **how)
 
     def turn(self, question: Question = None, **options: Any) -> Turn:
         """An answer that has not begun, to be run together with those of other sessions (`answering.together`); until its end the session
@@ -173,10 +188,10 @@ class Session:
         the question is the catalyst of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer
         and the template name.
         """
-        prompt, plan = self._plan(question, **options)
-        return Turn(self._reader, prompt, **plan)
+        prompt, how = self._prepare(question, **options)
+        return Turn(self._reader, prompt, **how)
 
-    def _plan(
+    def _prepare(
         self,
         question: Question,
         *,
@@ -196,10 +211,10 @@ class Session:
         if not prompt and self.pot.hidden is None:
             raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
         catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
-        if keep or self.config.prefill == "whole" or not self._reader.fits(head + len(prompt) + max_tokens):
-            wanted = asked if aware or self.config.catalyst == "question" else None
-            anew, settles = wanted or self._reader.usual is None, keep or self.config.prefill == "whole"
-            catalyst = self._catalyst_for(wanted, dialogue, settles) if anew else self._reader.usual
+        if keep or self._reader.plan.whole or not self._reader.fits(head + len(prompt) + max_tokens):
+            known = asked if aware or self._reader.policy.catalyst == "question" else None
+            anew = known or self._reader.last_catalyst is None
+            catalyst = self._catalyst_for(known, dialogue, settles=keep or self._reader.plan.whole) if anew else self._reader.last_catalyst
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
@@ -226,19 +241,20 @@ class Session:
         here = origin or pot_file.origin(self.host.model, self.tokenizer)
         tensors, numbers = self.pot.state()
         tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
-        usual = self._reader.usual
-        if usual is not None and usual is not self.pot.newest:
-            tensors["catalyst"] = usual
+        catalyst = self._reader.last_catalyst
+        if catalyst is not None and catalyst is not self.pot.newest:
+            tensors["catalyst"] = catalyst
         about = {
             "model": here.model,
             "tokenizer_sha256": here.tokenizer_sha256,
-            "config": dataclasses.asdict(self.config),
-            "catalyst": self._reader.config.catalyst,
+            "config": pot_file.saved_options(self._reader.options),
+            "catalyst": self._reader.plan.catalyst,
+            "plan": self.plan and self.plan.saved(),
             "system": self.system,
             "templated": self._dialogue.templated,
             "in_text": self._dialogue.in_text,
             "answered": self._dialogue.answered,
-            "usual_is_newest": usual is self.pot.newest,
+            "usual_is_newest": catalyst is self.pot.newest,
             "skipped": self._reader.skipped,
             "entries": self.pot.length,
             "pot": numbers,
@@ -254,28 +270,32 @@ class Session:
         *,
         chunk_tokens: int | None = None,
         origin: pot_file.Origin | None = None,
+        policy: Policy | type[Policy] | None = None,
     ) -> Session:
         """Go on from a saved pot, with the options it was filled with; only chunk_tokens may differ, as results do not depend on it.
 
-        Refuses, with PotFileError, files that are damaged, foreign or newer.
+        policy: for a pot that a policy of another package filled, that policy or its class: a file never imports code. Refuses, with
+        PotFileError, files that are damaged, foreign or newer.
         """
         host = model if isinstance(model, ModelRunner) else ModelRunner(model)
         tensors, about = pot_file.read(path)
         try:
             pot_file.check_origin(path, about, origin or pot_file.origin(host.model, tokenizer))
-            config = pot_file.config_of(path, about)
-            config = dataclasses.replace(config, chunk_tokens=chunk_tokens or config.chunk_tokens)
+            config = pot_file.config_of(path, about, policy)
+            config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
             session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
             dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
             reader = session._reader
-            reader.config = dataclasses.replace(reader.config, catalyst=about.get("catalyst"))
+            reader.settle(about.get("catalyst"))
+            if about.get("plan") is not None:
+                reader.restore_plan(about["plan"])
             reader.skipped = about["skipped"]
             reader.tail.extend(tensors.pop("tail").tolist())
             tensors = host.placed(tensors)
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])
-            reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
+            reader.last_catalyst = reader.pot.newest if about["usual_is_newest"] else catalyst
             reader.pot.check()
         except pot_file.PotFileError:
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from tiny import make_tiny
 
 import infinipot
@@ -27,7 +27,7 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("policy", ["infinipot", "streaming", "h2o", "tova", "snapkv", "kvzip", "sirllm", "keydiff", "full", "self_extend"])
 def test_rows_answer_as_alone(family: str, policy: str) -> None:
     model = make_tiny(family)
-    config = PotConfig(pot_size=64, distill_to=24, policy=policy, window=6, group=4, neighbours=16)
+    config = config_for(policy, pot_size=64, distill_to=24, window=6, group=4, neighbours=16)
     prompts = [random_ids(length, seed=length) for length in LENGTHS]
     options = {"custom_generate": infinipot.generate, "pot": config, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     batch = model.generate(**padded(prompts), **options)
@@ -38,7 +38,7 @@ def test_rows_answer_as_alone(family: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "persist": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
+@pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "score_memory": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
 def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows turned together, and novelty by logits that were there: against each row turned, and each token scored, by itself."""
     host, ended = ModelRunner(make_tiny(family)), []
@@ -106,7 +106,7 @@ def test_sessions_answer_together() -> None:
             pick=greedy,
             stop_ids=set(),
             keep=number % 2 == 0,
-            catalyst=session._reader.usual,
+            catalyst=session._reader.last_catalyst,
         )
         for number, session in enumerate(sessions)
     ]

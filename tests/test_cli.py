@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -336,7 +337,33 @@ def test_weights_of_layers_as_a_list_in_a_config_file(run: Any, model: str, book
     assert configs[0] == configs[1] and configs[0]["layer_budget"] == [2.0, 1.5]
     from infinipot.cli.options import weights
 
-    assert (weights("3,"), weights("pyramid")) == ((3.0,), "pyramid")  # a list of one, and a name
+    assert (weights("3,"), weights("uniform")) == ((3.0,), "uniform")  # a list of one, and a name
+
+
+def test_old_names_of_options_go_on_working(run: Any, model: str, book: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As flags, in the environment, in config files; what they are called now is said."""
+    config = tmp_path / "c.yaml"
+    config.write_text("begun: The answer is\n")
+    monkeypatch.setenv("INFINIPOT_PERSIST", "0.5")
+    pot = tmp_path / "a.pot"
+    code, _, err = run("distill", model, "-f", book, *POT, "-o", pot, "--pool-kind", "max", "--config", config)
+    assert code == 0
+    for part in (
+        "--pool-kind is called pool-mode now",
+        "INFINIPOT_PERSIST is called score-memory",
+        "begun in the config file is called answer-prefix",
+    ):
+        assert part in err
+    options = json.loads(run("info", pot, "--json")[1])["config"]
+    assert (options["pool_mode"], options["score_memory"], options["answer_prefix"]) == ("max", 0.5, "The answer is")
+    monkeypatch.delenv("INFINIPOT_PERSIST")
+    one_line(
+        run("generate", model, "-p", "x", "--policy", "streaming", "--pool-kind", "max", "--quiet")[2], "--pool-kind does nothing with policy"
+    )
+    for gone in (["--coverage", "0.5"], ["--distill-to", "auto"], ["--layer-budget", "pyramid"], ["--catalyst", "general-1"]):
+        code, _, err = run("generate", "./no/model", "-p", "x", *gone)
+        assert code == 2
+        one_line(err, "gone")
 
 
 # ---------------------------------------------------------------- options that would do nothing
@@ -376,16 +403,17 @@ def test_of_several_policies_one_must_use_an_option(run: Any, tmp_path: Path) ->
     code, _, err = run(*needle, "--policy", "streaming,h2o", "--novelty", 0.3)
     assert code == 2
     one_line(err, "--novelty does nothing with policy streaming or h2o", "(infinipot)")
-    one_line(run(*needle, "--policy", "streaming,infinipot:novelty=0,tova:window=3:novelty=0.1")[2], "novelty in 'tova:window=3:novelty=0.1'")
+    one_line(run(*needle, "--policy", "streaming,infinipot:novelty=0,tova:window=3:novelty=0.1")[2], "policy 'tova' has no option 'novelty'")
     for policies in ("streaming,infinipot", "full,infinipot:novelty=0"):
         one_line(run(*needle, "--policy", policies, "--novelty", 0.3)[2], "there is no folder ./no/model")
 
 
-def test_a_server_takes_what_a_request_may_use(run: Any) -> None:
+def test_a_server_takes_what_its_policy_uses(run: Any) -> None:
     pytest.importorskip("fastapi")
     serve = ["serve", "./no/model", "--port", 0, "--max-sessions", 1]
     one_line(run(*serve[:-2], "--group", 4)[2], "--group does nothing with policy infinipot")
-    one_line(run(*serve, "--policy", "streaming", "--novelty", 0.3)[2], "max-sessions=1")  # refused for that alone
+    one_line(run(*serve[:-2], "--policy", "streaming", "--novelty", 0.3)[2], "--novelty does nothing with policy streaming")
+    one_line(run(*serve, "--novelty", 0.3)[2], "max-sessions=1")  # refused for that alone
 
 
 @pytest.mark.parametrize("policy", ["infinipot", "streaming", "sliding_window", "h2o", "tova", "snapkv", "sirllm", "keydiff", "kvzip", "random",
@@ -397,21 +425,26 @@ def test_what_is_refused_would_have_done_nothing(policy: str) -> None:
     from test_known_faults import CHANGES
 
     from infinipot import PotConfig, Session
-    from infinipot.cli.useful import uses
+    from infinipot.config import matters
+    from infinipot.policies import POLICIES, UnknownOption
 
-    changes = {**CHANGES, "pot_size": 64, "coverage": 0.5, "window": 5, "pool_kind": "max", "prefill": "whole", "group": 2, "neighbours": 16}
+    changes = {**CHANGES, "pot_size": 64, "window": 5, "pool_mode": "max", "prefill": "whole", "group": 2, "neighbours": 16}
     grown = make_tiny("llama", layers=3)
 
     def read(**options: Any) -> tuple[Any, Any]:
-        catalyst = "question" if uses(policy, "catalyst") else None  # kvzip's own is a text, for which there is no tokenizer
+        catalyst = "question" if matters("catalyst", POLICIES[policy]) else None  # kvzip's own is a text, for which there is no tokenizer
         session = Session(grown, None, PotConfig(**{"pot_size": 96, "policy": policy, "catalyst": catalyst, **options}))
         session.append(random_ids(200), question=CATALYST)
         return kept(session), session.logits
 
     places, logits = read()
-    refused = [name for name in changes if not uses(policy, name)]
+    refused = [name for name in changes if not matters(name, POLICIES[policy])]
     assert refused
     for name in refused:
+        if name not in {field.name for field in dataclasses.fields(PotConfig)}:
+            with pytest.raises(UnknownOption, match=f"policy '{policy}' has no option '{name}'"):
+                read(**{name: changes[name]})
+            continue
         again, other = read(**{name: changes[name]})
         assert again == places and torch.equal(other, logits), name
 
@@ -433,15 +466,22 @@ def test_help_is_fast() -> None:
 
 
 def test_defaults_in_the_help_are_those_of_the_dataclasses() -> None:
-    import dataclasses
-
     from infinipot import PotConfig, Sampling
+    from infinipot.checks import RENAMED
+    from infinipot.cli.options import DEFAULTS, SAMPLING, dataclass_defaults
     from infinipot.cli.options import POT as OPTIONS
-    from infinipot.cli.options import SAMPLING, dataclass_defaults
+    from infinipot.policies import POLICIES
 
-    fields = [*dataclasses.fields(PotConfig), *dataclasses.fields(Sampling)]
-    assert dataclass_defaults() == {field.name: field.default for field in fields}
-    assert {field.name for field in fields} | {"system", "raw", "preset"} == {option.name for option in (*OPTIONS, *SAMPLING)}
+    fields = [field for kind in (PotConfig, Sampling, *POLICIES.values()) for field in dataclasses.fields(kind)]
+    defaults: dict[str, set[Any]] = {}
+    for field in fields:
+        defaults.setdefault(field.name, set()).add(field.default)
+    same = {name: values for name, values in defaults.items() if len(values) == 1 and name != "policy"}
+    for name, value in dataclass_defaults().items():
+        assert same[name] == {value}, name
+    assert DEFAULTS["policy"] == PotConfig().policy.name
+    names = {"system", "raw", "preset", "coverage", *RENAMED}
+    assert set(defaults) | names == {option.name for option in (*OPTIONS, *SAMPLING)}
 
 
 def test_version(run: Any) -> None:

@@ -170,9 +170,9 @@ def test_generate_reads_what_fits_whole() -> None:
     MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=40, distill_to=39 - 1), **options)
     with pytest.raises(ValueError, match="the prompt's end is the catalyst"):
         MODEL.generate(ids, custom_generate=generate, pot=PotConfig(catalyst="general"), **options)
-    for begun in ("1. ", "question"):
-        with pytest.raises(ValueError, match=f"begun='{begun}' is not possible here"):
-            MODEL.generate(ids, custom_generate=generate, pot=PotConfig(begun=begun), **options)
+    for prefix in ("1. ", "question"):
+        with pytest.raises(ValueError, match=f"answer_prefix='{prefix}' is not possible here"):
+            MODEL.generate(ids, custom_generate=generate, pot=PotConfig(answer_prefix=prefix), **options)
     with pytest.raises(TypeError, match="PotConfig"):
         MODEL.generate(ids, custom_generate=generate, pot={"pot_size": 64}, **options)
 
@@ -191,7 +191,7 @@ def test_every_bit_of_a_pot_file_counts(tmp_path: Path) -> None:
 
 
 def test_a_saved_pot_that_needs_no_catalyst_goes_on(tmp_path: Path) -> None:
-    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=64, distill_to=24, catalyst="plain", policy="streaming"))
+    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=64, distill_to=24, policy="streaming"))
     session.append("x" * 63)
     session.save(tmp_path / "a.pot")
     again = Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)

@@ -176,9 +176,9 @@ def gpu_pair(family: str, dtype: torch.dtype, device: str = "cuda", **options) -
     "options",
     [
         {},
-        {"novelty": 0.0, "persist": 0.5},
-        {"persist": "once", "gqa": "max"},
-        {"persist": "once", "contrast": "unrelated", "pool_kind": "trailing"},
+        {"novelty": 0.0, "score_memory": 0.5},
+        {"score_memory": "once", "gqa": "max"},
+        {"score_memory": "once", "contrast": "unrelated", "pool_mode": "trailing"},
         {"policy": "streaming"},
         {"chunk_tokens": 512, "sinks": 3, "pool": 5},
     ],

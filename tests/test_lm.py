@@ -113,7 +113,7 @@ def test_a_contrast_is_read_beside_the_prompts_end(replica: Replica) -> None:
 def test_bad_options_are_refused(replica: Replica) -> None:
     with pytest.raises(ValueError, match="did you mean 'infinipot'"):
         pot(replica, policy="infinipto")
-    for options in ({"catalyst": "general"}, {"begun": "1. "}):
+    for options in ({"catalyst": "general"}, {"answer_prefix": "1. "}):
         with pytest.raises(ValueError, match="the end of each prompt"):
             pot(replica, **options)
     assert pot(replica, pot_size=96).pot_config == PotConfig(pot_size=96)

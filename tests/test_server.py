@@ -215,9 +215,9 @@ def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
 def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:
     base = PotConfig(pot_size=256, **RECIPES["facts"])
     other, plain, same = (config_of(PotOptions(**given), base) for given in ({"policy": "h2o"}, {"catalyst": "plain"}, {"pool": 5}))
-    assert (other.persist, other.contrast) == (None, None)
-    assert (plain.persist, plain.contrast) == ("once", None)
-    assert (same.persist, same.contrast, same.pool) == ("once", "unrelated", 5)
+    assert (other.score_memory, other.contrast) == (0.0, None)
+    assert (plain.score_memory, plain.contrast) == ("once", None)
+    assert (same.score_memory, same.contrast, same.pool) == ("once", "unrelated", 5)
 
 
 def test_tokenize_models_and_metrics(server: Live) -> None:

@@ -56,12 +56,11 @@ def test_asking_leaves_the_state_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", CARRYING)
 def test_a_distillation_leaves_the_state_as_it_was(name: str) -> None:
     """The catalyst is read, and leaves no trace in the state; nor does a choice of survivors."""
-    from infinipot.engine import distill
 
     session = reading(name, 35)
     before = states(session)
     assert session.stats.distillations == 0
-    distill.distill(session.host, session.pot, SMALL, torch.tensor([CATALYST]))
+    session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
     assert session.stats.entries == 16
     assert_same(states(session), before)
 

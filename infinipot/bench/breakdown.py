@@ -1,4 +1,4 @@
-"""The cost of each part of reading, measured separately, so that the library has no timers."""
+"""What the parts of reading cost, each by itself, so that the product carries no timers."""
 
 from __future__ import annotations
 
@@ -12,138 +12,103 @@ from infinipot.bench.measure import cost_s
 from infinipot.bench.reading import read, simple
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine import distill
-from infinipot.engine.observe import catalyst_look, observe, reserve, watching
+from infinipot.engine.distill import Distiller, take
+from infinipot.engine.observe import observe, watching
+from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
-from infinipot.policies import POLICIES
 from infinipot.scoring.representativeness import Scoring
 from infinipot.session import Session
 
 
 def parts(host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
-    """Seconds of each part per distillation cycle, and its share of the cycle's reading time.
+    """Seconds of each part between two distillations, and its share of the time in which what lies between them is read.
 
-    catalyst_forward: the forward pass over the catalyst, without scores. scores: the added time for
-    CaP. compaction: a distillation that keeps the newest entries. selection: the added time of the
-    policy's own choice. novelty: NuC of the text. Parts that the policy does not use are missing.
+    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds. compaction: a distillation that only takes
+    the newest. selection: what another adds to that. novelty: NuC of the text. What a policy has not is left out.
     """
     session = ready(host, config, ids)
-    config = session._reader.config
-    catalyst = session._reader.usual
-    between = config.pot_size - config.survivors - reserve(config, catalyst)
-    seconds = catalyst_s(session, ids) | distillation_s(session, ids)
-    if "novelty" in session._reader.needs and session.pot.hidden is not None:
-        rows = min(config.chunk, between)
-        states = session.pot.hidden.expand(1, rows, -1).contiguous()
-        targets = torch.tensor([ids[:rows]], device=host.device)
-        seconds["novelty"] = cost_s(partial(host.novelty, states, targets)) * between / rows
+    plan = session._reader.plan
+    catalyst = session._reader.last_catalyst
+    between = plan.pot_size - plan.distill_to - plan.reserve(catalyst)
+    seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(session, ids)
+    if session._reader.score_novelty and session.pot.hidden is not None:
+        states = session.pot.hidden.expand(1, min(plan.chunk_tokens, between), -1).contiguous()
+        targets = torch.tensor([ids[: states.shape[1]]], device=host.device)
+        seconds["novelty"] = cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
     shares = {name: value * prefill_tps / between for name, value in seconds.items()}
-    return {
-        "tokens_between": between,
-        "seconds": seconds,
-        "shares": shares,
-        "overhead": sum(shares.values()),
-    }
+    return {"tokens_between": between, "seconds": seconds, "shares": shares, "overhead": sum(shares.values())}
 
 
 def ready(host: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
-    """A session after a distillation. One more chunk fills its pot."""
+    """A session that has distilled and read on until one more chunk fills its pot."""
     session, _ = read(host, config, ids[: config.pot_size + 1])
     reader = session._reader
     spare = room(session) - last(session)
-    if spare < 0:  # read past the next distillation
-        reader.read(ids[: room(session) + 1], reader.usual)
+    if spare < 0:  # beyond the next distillation
+        reader.read(ids[: room(session) + 1], reader.last_catalyst)
         spare = room(session) - last(session)
-    reader.read(ids[:spare], reader.usual)
+    reader.read(ids[:spare], reader.last_catalyst)
     return session
 
 
 def room(session: Session) -> int:
-    """Tokens that the pot can take before the next distillation."""
-    return int(session.pot.room) - reserve(session.config, session._reader.usual)
+    return int(session.pot.room) - session._reader.plan.reserve(session._reader.last_catalyst)
 
 
 def last(session: Session) -> int:
-    """Tokens of the chunk that fills the pot.
-
-    It is a whole chunk, or the whole cycle except the token that caused the last distillation.
-    """
-    config = session._reader.config
-    between = config.pot_size - config.survivors - reserve(config, session._reader.usual)
-    return min(config.chunk, between - 1)
+    """Tokens of the chunk that fills the pot: a whole one, or all that is read between two distillations but the one that caused the first."""
+    plan = session._reader.plan
+    return min(plan.chunk_tokens, plan.pot_size - plan.distill_to - plan.reserve(session._reader.last_catalyst) - 1)
 
 
 def filled(session: Session, ids: list[int]) -> Pot:
-    """A full copy of a session's pot."""
-    reader = session._reader
-    pot = session.pot.copy()
-    chunk = reader.tensor(ids[: room(session)])
-    distill.take(session.host, [pot], chunk, ["novelty" in reader.needs])
-    return pot
+    """A twin of a session's pot that is full."""
+    reader, twin = session._reader, session.pot.copy()
+    take(session.host, [twin], reader.tensor(ids[: room(session)]), [reader.score_novelty])
+    return twin
 
 
 def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
-    """Seconds of the forward pass over the catalyst, and of the scores.
-
-    The catalyst is read together with the last chunk where the policy does so (it rides), otherwise
-    in a pass of its own.
-    """
+    """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else by itself."""
     host = session.host
-    config = session._reader.config
-    catalyst = session._reader.usual
-    if catalyst is None or "catalyst" not in POLICIES[config.policy]().needs(config.novelty):
+    distiller = session._reader.distiller
+    catalyst = session._reader.last_catalyst
+    if catalyst is None or "catalyst" not in distiller.plan.needs:
         return {}
-    look, unseeing = catalyst_look(config, catalyst.shape[1])
-    if distill.rides(session.pot, config, catalyst):
-        return riding_catalyst_s(session, ids, catalyst, look, unseeing)
-    full = filled(session, ids)
-    forward = cost_s(partial(observe, host, full, catalyst, blind, unseeing))
-    whole = cost_s(partial(observe, host, full, catalyst, look, unseeing))
-    return {"catalyst_forward": forward, "scores": whole - forward}
-
-
-def riding_catalyst_s(
-    session: Session, ids: list[int], catalyst: Tensor, look: Any, unseeing: Any
-) -> dict[str, float]:
-    """As `catalyst_s`, for a catalyst that is read together with the last chunk."""
+    look, unseeing = distiller.watcher.look(catalyst)
+    if not distiller.can_append_catalyst(session.pot, catalyst):
+        full = filled(session, ids)
+        forward, whole = (cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look))
+        return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
-    def take(pot: Pot, rider: Tensor | None, watch: Any) -> None:
-        distill.take(session.host, [pot], chunk, [False], rider, watch)
+    def read(pot: Pot, suffix: Tensor | None = None, look: Any = None) -> None:
+        take(host, [pot], chunk, [False], suffix, None if look is None else watching({}, look, unseeing))
 
-    def seconds(rider: Tensor | None, see: Any) -> float:
-        watch = None if see is None else watching({}, see, unseeing)
-        return cost_s(partial(take, rider=rider, watch=watch), lambda: (session.pot.copy(),))
-
-    alone = seconds(None, None)
-    forward = seconds(catalyst, blind)
-    whole = seconds(catalyst, look)
+    alone, forward, whole = (
+        cost_s(work, lambda: (session.pot.copy(),))
+        for work in (read, partial(read, suffix=catalyst, look=blind), partial(read, suffix=catalyst, look=look))
+    )
     return {"catalyst_forward": forward - alone, "scores": whole - forward}
 
 
 def blind(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
-    """Computes no scores."""
+    """Looks at nothing."""
     return query.new_zeros(0)
 
 
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
-    """Seconds of selection and compaction, without the scores of the catalyst."""
+    """Seconds to select and to compact, what the catalyst saw being known."""
     host = session.host
-    config = session._reader.config
-    catalyst = session._reader.usual
+    distiller = session._reader.distiller
+    catalyst = session._reader.last_catalyst
     full = filled(session, ids)
-    scores = None
-    if catalyst is not None and distill.rides(session.pot, config, catalyst):
-        scores = observe(host, full, catalyst, *catalyst_look(config, catalyst.shape[1]))
-
-    def seconds(config: PotConfig, catalyst: Tensor | None, scores: Any) -> float:
-        return cost_s(
-            lambda pot: distill.distill(host, pot, config, catalyst, scores),
-            lambda: (full.copy(),),
-        )
-
-    whole = seconds(config, catalyst, scores)
-    compaction = seconds(simple(config), None, None)
-    if scores is None:
+    prescored = None
+    if catalyst is not None and distiller.can_append_catalyst(session.pot, catalyst):
+        prescored = observe(host, full, catalyst, *distiller.watcher.look(catalyst))
+    newest = Distiller(host, Plan.of(simple(session._reader.config), len(distiller.plan.layers)))
+    whole = cost_s(lambda pot: distiller.distill(pot, catalyst, prescored), lambda: (full.copy(),))
+    compaction = cost_s(lambda pot: newest.distill(pot, None), lambda: (full.copy(),))
+    if prescored is None and catalyst is not None:
         whole -= sum(catalyst_s(session, ids).values())
     return {"selection": whole - compaction, "compaction": compaction}

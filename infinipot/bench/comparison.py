@@ -66,7 +66,7 @@ def compare(
         "benchmark": "bench",
         "machine": machine(),
         "model": described(name, model),
-        "config": changed(config),
+        "config": config.changed,
         "pot_size": config.pot_size,
         "distill_to": config.survivors,
         "task": dataclasses.asdict(task),
@@ -74,12 +74,6 @@ def compare(
         "ratios": ratios(rows),
         "parts": parts_of_longest(host, config, ids, rows, say),
     }
-
-
-def changed(config: PotConfig) -> dict[str, Any]:
-    """The options that differ from their defaults."""
-    values = {field: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return {field.name: value for field, value in values.items() if value != field.default}
 
 
 def parts_of_longest(

@@ -1,8 +1,7 @@
-"""Measurements of a model with a pot: reading a text, and answering."""
+"""What is measured of a model that reads into a pot: reading and answering."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch import Tensor
@@ -14,11 +13,11 @@ from infinipot.model.runner import ModelRunner
 from infinipot.session import Session
 
 CATALYST = 32
-"""Tokens of the question that the pot knows during reading."""
+"""Tokens of the question that is known while reading."""
 PROMPT = 8
-"""Tokens of the prompt before an answer."""
+"""Tokens read before an answer begins."""
 STARTS = 4
-"""Tokens of an answer that are not timed: CUDA graphs are recorded during these."""
+"""Tokens of an answer that come before the pace is taken: what is recorded for a pot is recorded by then."""
 
 
 def greedy(logits: Tensor) -> int:
@@ -26,49 +25,34 @@ def greedy(logits: Tensor) -> int:
 
 
 def pace(times: list[float], rows: int) -> float:
-    """Tokens per second of all rows together.
-
-    times: for each step, the moment at which every row had its token.
-    """
+    """Tokens a second of all rows together, given the moments at which a token of each was there."""
     return rows * (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
 
 
 def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
-    """A new session that has read the ids, its reading speed, and its time to the first token.
-
-    The first ids of the text serve as the question.
-    """
+    """A new session that has read ids, with the first ones of them for a question; reading speed, seconds to the first token."""
     session = Session(host, None, config)
-    start = clock()
+    started = clock()
     session.append(ids, question=ids[:CATALYST])
-    read_s = clock() - start
+    read_s = clock() - started
     greedy(session.logits)
-    return session, {"prefill_tps": len(ids) / read_s, "first_token_s": clock() - start}
+    return session, {"prefill_tps": len(ids) / read_s, "first_token_s": clock() - started}
 
 
 def answer(session: Session, rows: int, tokens: int) -> float:
-    """Tokens per second of `rows` answers, decoded together. The pot did not know the questions."""
+    """Tokens a second of `rows` answers, decoded together, to questions that the pot did not know before."""
     readers = [session.fork()._reader for _ in range(rows)]
     options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
-    turns = [
-        Turn(reader, [1 + number] * PROMPT, catalyst=reader.usual, **options)
-        for number, reader in enumerate(readers)
-    ]
+    turns = [Turn(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options) for number, reader in enumerate(readers)]
     return pace([clock() for _ in together(turns)], rows)
 
 
-def measured(
-    host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int
-) -> dict[str, Any]:
-    """One row of the table: reading, one answer, and `batch` answers together.
-
-    The peak of memory is that of the command line: read the text, and answer into the same pot.
-    The speed of answers is measured on copies of that pot.
-    """
-    options: dict[str, Any] = {"max_tokens": PROMPT, "pick": greedy, "stop_ids": set()}
+def measured(host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
+    """One row of the table: a text read and answered into the pot, as the command line does; then the pace of an answer, and of `batch`
+    together, each from a copy of the pot that its question did not shape."""
     with peak(host.device) as whole:
         session, row = read(host, config, ids)
-        for _ in session.stream_ids([1] * PROMPT, keep=True, **options):
+        for _ in session.stream_ids([1] * PROMPT, max_tokens=PROMPT, pick=greedy, stop_ids=set(), keep=True):
             pass
     row["decode_tps"] = answer(session, 1, tokens)
     several: dict[str, Any] = {"batch_tps": None, "batch_peak_bytes": None}
@@ -77,32 +61,22 @@ def measured(
             several["batch_tps"] = answer(session, batch, tokens)
         several["batch_peak_bytes"] = most.bytes
     stats = session.stats
-    pot = {
-        "kv_bytes": stats.pot_bytes,
-        "distillations": stats.distillations,
-        "peak_entries": stats.peak_entries,
-    }
-    return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **pot}
+    kept = {"kv_bytes": stats.pot_bytes, "distillations": stats.distillations, "peak_entries": stats.peak_entries}
+    return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 
 def without(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
-    """The reading speed without novelty."""
-    return speed(host, dataclasses.replace(config, novelty=0.0), ids)
+    """The speed of the same reading with novelty left out."""
+    settle()
+    return {"prefill_tps": read(host, config.replace(novelty=0.0), ids)[1]["prefill_tps"]}
 
 
 def plain(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
-    """The reading speed without catalyst and novelty: the pot keeps the newest entries."""
-    return speed(host, simple(config), ids)
-
-
-def speed(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+    """The speed of the same loop without catalyst and novelty: the pot keeps the newest entries."""
     settle()
-    _, row = read(host, config, ids)
-    return {"prefill_tps": row["prefill_tps"]}
+    return {"prefill_tps": read(host, simple(config), ids)[1]["prefill_tps"]}
 
 
 def simple(config: PotConfig) -> PotConfig:
-    """The same sizes, with a policy that needs no scores."""
-    return dataclasses.replace(
-        config, policy="sliding_window", distill_to=config.survivors, catalyst=None
-    )
+    """The same sizes with a policy that observes nothing."""
+    return config.replace(policy="sliding_window", distill_to=config.survivors)

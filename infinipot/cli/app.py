@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as json_module
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -116,43 +115,29 @@ def distill(
 
 @app.command("info")
 def info(
-    pot: Annotated[Path, typer.Argument(metavar="POT", help="A saved pot.", show_default=False)], json: Json = False, debug: bool = False
+    pot: Annotated[Path, typer.Argument(metavar="POT", help="A saved pot.", show_default=False)],
+    policy: Annotated[
+        Optional[str], typer.Option("--policy", metavar="PLACE", help="The policy of another package that filled it: package.module:Class.")
+    ] = None,
+    json: Json = False,
+    debug: bool = False,
 ) -> int:
     """Show what a saved pot says about itself."""
-    from infinipot.pot_file import config_of, describe
+    from infinipot.cli import about
 
-    about = {**describe(pot), "file_bytes": pot.stat().st_size}
-    if json:
-        put(json_module.dumps(about, ensure_ascii=False) + "\n")
-        return 0
-
-    config, numbers = config_of(pot, about), about["pot"]
-    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    usual = {field.name: field.default for field in dataclasses.fields(config)}
-    told = {"pot_size", "distill_to", "policy", "novelty", "catalyst", "chunk_tokens"}
-    rest = [f"{name} {value}" for name, value in given.items() if name not in told and value != usual[name]]
-    rows = {
-        "file": f"{pot}, {about['file_bytes'] / 1e6:,.1f} MB, format {about['version']}",
-        "model": f"{about['model']['name'] or '(no name)'}, {about['model']['class']}",
-        "policy": f"{config.policy}, novelty {config.novelty:g}, catalyst {config.catalyst or 'question, else general'}",
-        "pot": ", ".join([f"size {config.pot_size:,}, distil to {config.own('distill_to')}", *rest]),
-        "entries": f"{about['entries']:,} ({numbers['pinned']:,} pinned)",
-        "read": f"{numbers['tokens_read']:,} tokens, {numbers['distillations']:,} distillations",
-        "template": ("chat" if about["templated"] else "none") + (f", system prompt {about['system']!r}" if about["system"] else ""),
-    }
-    for name, text in rows.items():
-        put(f"{name:9} {text}\n")
+    about.pot(pot, policy, json)
     return 0
 
 
 @app.command("policies")
-def policies(debug: bool = False) -> int:
-    """List the policies: how the entries that survive are chosen."""
-    from infinipot.policies import POLICIES
+def policies(
+    name: Annotated[Optional[str], typer.Argument(metavar="NAME", help="Show this one's options.", show_default=False)] = None,
+    debug: bool = False,
+) -> int:
+    """List the policies: how the entries that survive are chosen. With a name, or package.module:Class, its options."""
+    from infinipot.cli import about
 
-    width = max(map(len, POLICIES))
-    for name, policy in POLICIES.items():
-        put(f"{name:{width}}  {policy.summary}\n")
+    about.policies() if name is None else about.policy(name)
     return 0
 
 

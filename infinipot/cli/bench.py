@@ -41,16 +41,13 @@ def lengths(text: str) -> tuple[int, ...]:
 
 def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) -> None:
     """Measure, print the table to stderr and the document, one line of JSON, to stdout, and add it to a file of such lines."""
-    from infinipot.cli import useful
     from infinipot.cli.run import silence
-    from infinipot.config import PotConfig
 
     if out is None and RESULTS.is_dir():
         out = RESULTS / "bench.jsonl"
     if out is not None and not out.absolute().parent.is_dir():
         raise BadUse(f"cannot keep the result in {out}: there is no folder {out.absolute().parent}")
-    config = PotConfig(**given.of(PotConfig))
-    useful.check(given, [config.policy])
+    config = given.config()
     quiet = bool(given["quiet"])
     with doing(f"loading {model}", quiet):
         silence(quiet)

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -15,6 +16,7 @@ import typer
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.console import CLEAR, EVERY_PLAIN_S, EVERY_S, BadUse, Failure, Stopped, doing, interrupts, put, say, terminal
 from infinipot.cli.options import COMMON, POT, Given, option, takes
+from infinipot.cli.policies import find_modules
 from infinipot.cli.run import silence
 
 if TYPE_CHECKING:
@@ -143,24 +145,29 @@ class Bench:
         return records
 
 
-def bench(given: Given, model: str, out: Path, default: str, system: bool = False, asked: bool = True) -> Bench:
-    """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here.
-
-    asked: whether questions are asked."""
+def bench(
+    given: Given,
+    model: str,
+    out: Path,
+    default: str,
+    *,
+    system: bool = False,
+    asked: bool = True,
+    prompts: Mapping[str, str] | None = None,
+) -> Bench:
+    """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here. asked: whether
+    questions are asked. prompts: catalysts by names that only this study uses."""
     if out.exists() and not out.is_dir():
         raise BadUse(f"cannot write into {out}: it is a file; give a folder")
     with doing("starting", bool(given["quiet"])):
-        from infinipot.cli import useful
-        from infinipot.config import PotConfig
         from infinipot.eval.methods import methods
         from infinipot.eval.runner import Model as Which
 
         preset = given.origins.get("preset")
-        base = {name: value for name, value in given.of(PotConfig).items() if name != "policy" and given.origins[name] != preset}
-        chosen = methods(given["policy"] or default, base, asked, given["preset"])
-        useful.check(given, [method.config.policy for method in chosen])
-        for method in chosen:
-            useful.check_label(method.label)
+        base = {name: value for name, value in given.pot.items() if name != "policy" and given.origins[name] != preset}
+        find_modules(given["policy"] or "")
+        chosen = methods(given["policy"] or default, base, asked, given["preset"], prompts)
+        given.check_use([method.policy for method in chosen])
         which = Which(model, given["device"] or "auto", given["dtype"] or "auto")
         _ = which.precision  # refuses devices and dtypes that are not there
         if not given["debug"]:

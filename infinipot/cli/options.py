@@ -5,23 +5,38 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from infinipot.cli.console import BadUse
+from infinipot.checks import RENAMED
+from infinipot.cli.console import BadUse, say
+from infinipot.cli.policies import policy_named
+
+if TYPE_CHECKING:
+    from infinipot.config import PotConfig
+    from infinipot.policies import Policy
+
+
+PACKAGE = Path(__file__).parents[1]
 
 
 def dataclass_defaults() -> dict[str, Any]:
-    """Every field's default, read from the source of infinipot/config.py: importing it would import torch, which takes seconds."""
-    tree = ast.parse((Path(__file__).parents[1] / "config.py").read_text("utf-8"))
-    fields = [line for node in tree.body if isinstance(node, ast.ClassDef) for line in node.body if isinstance(line, ast.AnnAssign)]
-    return {field.target.id: ast.literal_eval(field.value) for field in fields if isinstance(field.target, ast.Name) and field.value}
+    """The default of every option that has one, the same for all policies that have the option. It is read from the source, as importing it
+    would import torch, which takes seconds."""
+    found: dict[str, set[Any]] = {}
+    for path in (PACKAGE / "config.py", *sorted({*(PACKAGE / "policies").glob("*.py")} - {PACKAGE / "policies" / "base.py"})):
+        classes = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef) and node.decorator_list]
+        for field in (line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)):
+            if isinstance(field.target, ast.Name) and isinstance(field.value, (ast.Constant, ast.Tuple)):
+                found.setdefault(field.target.id, set()).add(ast.literal_eval(field.value))
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
-DEFAULTS = {name: default for name, default in dataclass_defaults().items() if default not in (None, (), "")}
+DEFAULTS = {name: default for name, default in dataclass_defaults().items() if default not in (None, (), "")} | {"policy": "infinipot"}
 
 
 def whole(text: Any) -> int:
@@ -41,6 +56,7 @@ def number(text: Any, what: str = "a number") -> float:
 
 
 def whole_or_auto(text: Any) -> int | str:
+    """`auto` is refused later, with a sentence that says what became of it."""
     return "auto" if text == "auto" else whole(text)
 
 
@@ -49,7 +65,7 @@ def number_or_once(text: Any) -> float | str:
 
 
 def weights(text: Any) -> Any:
-    """`uniform`, `pyramid`, or numbers with commas between, also behind the last."""
+    """A name, or numbers with commas between, also behind the last."""
     return tuple(number(part) for part in text.removesuffix(",").split(",")) if "," in text else text
 
 
@@ -106,33 +122,33 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
 
 POT = (
     option("pot_size", int, "Most entries (tokens) the pot ever holds."),
-    option("distill_to", int, "Entries that survive a distillation; auto: as few as hold --coverage of what the catalyst attends to. "
-           "[default: half the pot, of one above 2,048 all but 1,024, at most 3/4]", parser=whole_or_auto, metavar="N|auto"),
-    option("coverage", float, "With --distill-to auto: the share of the catalyst's attention to hold."),
-    option("policy", str, "How survivors are chosen; `infinipot policies` lists them."),
+    option("distill_to", int, "Entries that survive a distillation. [default: half the pot; above 2,048 all but 1,024, at most 3/4]",
+           parser=whole_or_auto),
+    option("policy", str, "How survivors are chosen: a name (`infinipot policies` lists them), or a policy of your own, "
+           "package.module:Class(option=value)."),
     option("preset", str, "paper: novelty 0.5, no pooling, nothing because it is new, as InfiniPot was published; facts: keeps single facts "
            "when the question is not known. Options given beside it count more."),
     option("novelty", float, "Share of the survivors chosen for novelty, 0 to 1; the others for what the catalyst attends to."),
-    option("catalyst", str, "question, general, general-1, general-2, facts, unrelated, repeat, plain, or a prompt of your own. "
+    option("catalyst", str, "question, general, facts, unrelated, repeat, plain, or a prompt of your own. "
            "[default: the policy's, else the question if there is one, else general]"),
-    option("begun", str, "First words of an answer, read behind the catalyst, which then looks for what follows. [default: the catalyst's]"),
-    option("contrast", str, "A second catalyst by whose attention that of the first is divided, so that what any prompt looks at counts for "
-           "little: unrelated, general, ..., or a prompt of your own."),
+    option("answer_prefix", str, "First words of an answer, read behind the catalyst, which then looks for what follows. "
+           "[default: the catalyst's]"),
+    option("contrast", str, "Divide the catalyst's attention by a second prompt's, to discount tokens that every prompt attends to: unrelated, "
+           "general, ..., or a prompt of your own."),
     option("context_reset", bool, "Positions start again at 0 after a distillation (default), or grow for ever.",
            "--context-reset/--no-context-reset"),
     option("sinks", int, "First entries that always stay. [default: the policy's]"),
     option("recent", int, "Newest entries that always stay. [default: the policy's]"),
     option("window", int, "How many newest tokens' attention counts (snapkv, tova). [default: the policy's]"),
     option("pool", int, "Smooth scores over this many slots, an odd number; 0 does not. [default: the policy's]"),
-    option("pool_kind", str, "avg or max around an entry; trailing: the average of it and those before, so that what follows a strong entry "
+    option("pool_mode", str, "avg or max around an entry; trailing: the average of it and those before, so that what follows a strong entry "
            "stays. [default: the policy's]"),
     option("gqa", str, "How query heads that share a KV head vote: mean, max or sum."),
     option("shared_heads", bool, "All heads of a layer keep the same entries, or each its own. [default: the policy's]",
            "--shared-heads/--own-heads"),
-    option("persist", float, "How much of the score with which it survived an entry keeps, 0 to 1; once: entries are judged while they are "
-           "new, and never again (not with --distill-to auto). [default: the policy's]", parser=number_or_once, metavar="X|once"),
-    option("layer_budget", str, "How survivors are shared out over layers: uniform, pyramid, or a weight for each, with commas.",
-           parser=weights),
+    option("score_memory", float, "How much of its earlier score an entry keeps, 0 to 1; once: score each entry once, when it is new. "
+           "[default: the policy's]", parser=number_or_once, metavar="X|once"),
+    option("layer_budget", str, "How survivors are shared out over layers: uniform, or a weight for each, with commas.", parser=weights),
     option("pot_dtype", str, "Store entries in int8 or fp8. [default: in the model's own type]"),
     option("prefill", str, "bounded; whole: read all without a bound and distil once, as other methods do (for comparison)."),
     option("group", int, "Policy self_extend: how many distant entries share a position."),
@@ -140,6 +156,10 @@ POT = (
     option("chunk_tokens", int, "Most tokens read in one forward pass. [default: 512, on a GPU 2048]"),
     option("system", str, "A system prompt; it is never distilled."),
     option("raw", bool, "Read and answer without the chat template.", "--raw"),
+    option("begun", str, "Now answer_prefix.", hidden=True),
+    option("persist", float, "Now score_memory.", parser=number_or_once, metavar="X|once", hidden=True),
+    option("pool_kind", str, "Now pool_mode.", hidden=True),
+    option("coverage", float, "Gone.", hidden=True),
 )  # fmt: skip
 SAMPLING = (
     option("max_tokens", int, "Most tokens of an answer."),
@@ -181,6 +201,35 @@ class Given:
         names = {field.name for field in dataclasses.fields(kind)}
         return {name: value for name, value in self.values.items() if name in names}
 
+    @property
+    def pot(self) -> dict[str, Any]:
+        """Those of the pot and of its policy."""
+        from infinipot.config import NAMES
+
+        return {name: value for name, value in self.values.items() if name in (*NAMES, "coverage")}
+
+    def config(self) -> PotConfig:
+        """The pot's options. Refuses what would do nothing."""
+        from infinipot.config import PotConfig
+
+        options = self.pot
+        policy = policy_named(options.pop("policy", "infinipot"))
+        self.check_use([policy])
+        return PotConfig(**options, policy=policy)
+
+    def check_use(self, policies: Sequence[Policy]) -> None:
+        """Refuse options of which none of the policies makes any use."""
+        from infinipot.config import matters
+        from infinipot.policies import POLICIES
+
+        names = " or ".join(dict.fromkeys(policy.name for policy in policies))
+        for option in self.pot:
+            if option != "coverage" and not any(matters(option, policy) for policy in policies):
+                users = ", ".join(name for name, policy in POLICIES.items() if matters(option, policy))
+                raise BadUse(
+                    f"{self.origins[option]} does nothing with policy {names}: leave it out, or choose a policy that uses it ({users})"
+                )
+
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name)
 
@@ -203,6 +252,18 @@ def recipe(preset: str | None) -> dict[str, Any]:
     return RECIPES[preset]
 
 
+def take_old_names(found: dict[str, Any], origins: dict[str, str]) -> None:
+    """Give options that were given under old names the names they have now, and say so."""
+    for old, new in RENAMED.items():
+        if old not in found:
+            continue
+        if not found.get("quiet"):
+            say(f"{origins[old]} is called {new.replace('_', '-')} now; the old name goes with the next release")
+        warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
+        found.setdefault(new, found.pop(old))
+        origins.setdefault(new, origins.pop(old))
+
+
 def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of these groups; it receives them together, as its argument `given`."""
     shared = [parameter for group in groups for parameter in group]
@@ -215,6 +276,7 @@ def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any
             found = {p.name: values.pop(p.name) for p in shared}
             found = {name: value for name, value in found.items() if value not in (None, [], ())}
             origins = {name: origin(context, name) for name in found}
+            take_old_names(found, origins)
             for name, value in recipe(found.get("preset")).items():
                 if name not in found:
                     found[name], origins[name] = value, origins["preset"]

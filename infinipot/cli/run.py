@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from infinipot.cli.console import BadUse, Failure, Progress, Stopped, doing, interrupts, say, statistics
 from infinipot.cli.options import Given
+from infinipot.cli.policies import policy_named
 from infinipot.cli.source import Source
 
 if TYPE_CHECKING:
@@ -41,15 +42,12 @@ def plan(given: Given, *, file: str | None, question: str | None, pot: Path | No
         raise BadUse(f"cannot save {save}: " + ("it is a folder" if save.is_dir() else f"there is no folder {save.absolute().parent}"))
     source = None if file is None else Source(file)
     with doing("starting", bool(given["quiet"])):
-        from infinipot.cli import useful
-        from infinipot.config import PotConfig, Sampling
-        from infinipot.policies import POLICIES
+        from infinipot.config import Sampling
 
-        config = PotConfig(**given.of(PotConfig)) if pot is None else saved_config(pot, given)
+        config = given.config() if pot is None else saved_config(pot, given)
         sampling = Sampling(**{**given.of(Sampling), "stop": tuple(given["stop"] or ())})
-    useful.check(given, [config.policy])
-    needs = POLICIES[config.policy]().needs(config.novelty)
-    if source and config.catalyst == "question" and not question and "catalyst" in needs:
+    asks = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
+    if source and asks and not question:
         raise BadUse("the catalyst is the question, but none is given while the text is read: give one with -p, or use --catalyst general")
     if given["system"] and given["raw"]:
         raise BadUse("--system needs the chat template, and --raw is without it: leave one of them out")
@@ -58,23 +56,22 @@ def plan(given: Given, *, file: str | None, question: str | None, pot: Path | No
 
 def saved_config(pot: Path, given: Given) -> PotConfig:
     """The options a pot was filled with. Refuses given ones that say otherwise; only chunk_tokens may, as results do not depend on it."""
-    from infinipot import PotConfig
-    from infinipot.pot_file import config_of, describe
+    from infinipot.pot_file import config_of, describe, in_force
 
     header = describe(pot)
-    saved = config_of(pot, header)
-    settled = dataclasses.replace(saved, catalyst=header.get("catalyst", saved.catalyst))
-    wanted = dataclasses.replace(settled, **given.of(PotConfig))
-    pairs = {name: (settled.own(name), wanted.own(name)) for name in given.of(PotConfig) if name != "chunk_tokens"}
-    for name, here in (("system", header["system"]), ("raw", not header["templated"])):
-        if given[name] is not None:
-            pairs[name] = (here, given[name])
-    for name, (here, there) in pairs.items():
-        if here != there:
+    policy = policy_named(given["policy"]) if ":" in (given["policy"] or "") else None
+    saved = config_of(pot, header, policy)
+    shown, plan = in_force(pot, header, policy)
+    given.check_use([saved.policy])
+    here = {**shown.options, **shown.policy.values, "policy": given["policy"] if policy else saved.policy.name}
+    here |= {"catalyst": plan.catalyst, "system": header["system"], "raw": not header["templated"]}
+    for name, there in {**given.pot, "system": given["system"], "raw": given["raw"]}.items():
+        if there is not None and name != "chunk_tokens" and there != here[name]:
             raise BadUse(
-                f"{given.origins[name]} is {there!r}, but {pot} was filled with {name} {here!r}: leave it out, or read the text into a new pot"
+                f"{given.origins[name]} is {there!r}, but {pot} was filled with {name} {here[name]!r}: leave it out, or read the text into a "
+                "new pot"
             )
-    return dataclasses.replace(saved, chunk_tokens=wanted.chunk_tokens)
+    return saved.replace(chunk_tokens=given["chunk_tokens"] or saved.chunk_tokens)
 
 
 def silence(quiet: bool) -> None:
@@ -108,7 +105,7 @@ def open_session(plan: Plan, model: str) -> tuple[Session, float]:
         except OSError as problem:
             raise BadUse(str(problem)) from problem
         if plan.pot is not None:
-            session = Session.load(plan.pot, loaded, tokenizer, chunk_tokens=plan.config.chunk_tokens)
+            session = Session.load(plan.pot, loaded, tokenizer, chunk_tokens=plan.config.chunk_tokens, policy=plan.config.policy)
         else:
             session = Session(loaded, tokenizer, plan.config, system=given["system"], template=False if given["raw"] else None)
     return session, time.perf_counter() - started
@@ -222,7 +219,7 @@ def result(plan: Plan, session: Session, said: Said, load_s: float, read_s: floa
             "distillations": stats.distillations,
             "bytes": stats.pot_bytes,
             "full_cache_bytes": stats.full_cache_bytes,
-            "policy": plan.config.policy,
+            "policy": plan.config.policy.name,
         },
         "timings": {name: None if value is None else round(value, 4) for name, value in timings.items()},
     }

@@ -37,17 +37,13 @@ def few_heaps() -> None:
 
 def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, most_tokens: int, shared: bool) -> Settings:
     from infinipot.checks import within
-    from infinipot.cli import useful
-    from infinipot.config import PotConfig, Sampling
-    from infinipot.policies import POLICIES
+    from infinipot.config import Sampling
     from infinipot.server.engine import Settings
 
     for name, value, least in (("max-sessions", max_sessions, 2), ("queue", queue, 1), ("max-tokens-limit", most_tokens, 1)):
         within(name, value, least)
-    config = PotConfig(**given.of(PotConfig))
-    reads = POLICIES[config.policy].reads
-    useful.check(given, [config.policy], [name for name, other in POLICIES.items() if other.reads == reads])  # a request may choose these
-    if config.policy == "truncate":
+    config = given.config()
+    if config.policy.cuts:
         raise BadUse("policy 'truncate' reads only the ends of a text, which a conversation has not: choose another one to serve with")
     if pot_dir is not None:
         try:

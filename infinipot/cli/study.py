@@ -36,7 +36,7 @@ def study(
 ) -> int:
     """One of the paper's studies: its methods on the same texts, a table and a figure. --policy gives kept and hops other methods."""
     from infinipot.checks import known
-    from infinipot.eval.studies import STUDIES
+    from infinipot.eval.studies import PROMPTS, STUDIES
     from infinipot.optional import EVAL, need
 
     known("study", name, STUDIES)
@@ -44,7 +44,7 @@ def study(
     plan = STUDIES[name]
     if given["policy"] and plan.kind not in ("kept", "hops"):
         raise BadUse(f"study {name} has methods of its own: leave --policy out")
-    table = bench(given, model, out, plan.policies)
+    table = bench(given, model, out, plan.policies, prompts=PROMPTS)
     options: dict[str, Any] = {"haystack": haystack, "lengths": [size(text) for text in listed(lengths)], "trials": trials}
     if plan.kind in ("longbench", "kept"):
         sets = rows(data, style, listed(tasks) if tasks else None)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
-from infinipot.engine import distill
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.observe import reserve
-from infinipot.engine.reader import Reader
+from infinipot.engine.distill import novelty_of, take
+from infinipot.engine.reader import LATE, Reader
 from infinipot.text.tokens import Pieces
 
 Pick = Callable[[Tensor], int]
@@ -42,19 +41,21 @@ class Turn:
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         reader.check_idle()
-        self.reader, self.config, self.host = reader, reader.config, reader.host
+        self.reader = reader
+        self.host = reader.host
+        self.plan = reader.plan
+        self.distiller = reader.distiller
         self.prompt, self.max_tokens, self.pick, self.stop_ids, self.keep = prompt, max_tokens, pick, stop_ids, keep
         self.settled, self.came_from = settled, reader.progress
-        wanted, ends = len(prompt) + max_tokens, reader.policy.reads == "ends"
-        self.whole = reader.config.prefill == "whole" and reader.policy.reads == "pot"
-        if self.whole and keep:
+        wanted, cuts = len(prompt) + max_tokens, reader.policy.cuts
+        if self.plan.whole and keep:
             raise ValueError("prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask")
         self.fits = reader.fits(wanted, catalyst if keep else None)
-        self.grows = keep and not ends
-        self.pot: Pot = reader.pot if (self.fits and not self.whole) or self.grows else reader.pot.copy()
+        self.grows = keep and not cuts
+        self.pot: Pot = reader.pot if (self.fits and not self.plan.whole) or self.grows else reader.pot.copy()
         self.before = None if self.grows or self.pot is not reader.pot else self.pot.mark()
-        room = self.config.pot_size - self.pot.length - wanted
-        self.tail = list(reader.tail)[max(0, len(reader.tail) - room) :] if ends else []
+        room = self.plan.pot_size - self.pot.length - wanted
+        self.tail = list(reader.tail)[max(0, len(reader.tail) - room) :] if cuts else []
         self.catalyst = self.pot.newest if catalyst is reader.pot.newest else catalyst
         self.said: list[int] = []
         self.asked = False
@@ -63,38 +64,38 @@ class Turn:
     def begin(self) -> None:
         """Read what is asked; what was left unread before it, too."""
         reader = self.reader
-        if self.whole:
+        if self.plan.whole:
             self._distil_whole()
         elif not self.fits:
-            kept = reserve(self.config, self.catalyst) if self.keep else 0
-            wanted = len(self.prompt) + self.max_tokens
-            self.fits = self.pot.pinned + self.config.survivors + wanted + kept <= self.config.pot_size
+            reserve = self.plan.reserve(self.catalyst) if self.keep else 0
+            count = len(self.prompt) + self.max_tokens
+            self.fits = self.pot.pinned + self.plan.distill_to + count + reserve <= self.plan.pot_size
             if self.fits:  # after one distillation; what is longer is distilled as it is read
-                catalyst = self.catalyst if reader.beside(self.pot, self.catalyst) else reader.usual
-                distill.distill(self.host, self.pot, self.config, catalyst)
-            elif not reader.beside(self.pot, self.catalyst):
-                distill.distill(self.host, self.pot, self.config, reader.usual)
+                catalyst = self.catalyst if reader.has_room_for(self.pot, self.catalyst) else reader.last_catalyst
+                self.distiller.distill(self.pot, catalyst)
+            elif not reader.has_room_for(self.pot, self.catalyst):
+                self.distiller.distill(self.pot, reader.last_catalyst)
         self._read(self.tail + self.prompt)
         self.asked = True
 
     def _distil_whole(self) -> None:
         """The one distillation of prefill="whole": before the question, or behind it where its own attention decides."""
-        if {"newest", "received"} & self.reader.needs:
+        if LATE & self.plan.needs:
             self._read(self.prompt)
             self.prompt = []
-        distill.distill(self.host, self.pot, self.config, self.catalyst)
+        self.distiller.distill(self.pot, self.catalyst)
 
     def _read(self, ids: list[int]) -> None:
         if not self.fits:
             self.reader._read(self.pot, ids, self.catalyst)
             return
-        for chunk in self.reader.tensor(ids).split(self.config.chunk, dim=1) if ids else ():
-            distill.take(self.host, [self.pot], chunk, [self.scored])
+        for chunk in self.reader.tensor(ids).split(self.plan.chunk_tokens, dim=1) if ids else ():
+            take(self.host, [self.pot], chunk, [self.scored])
 
     @property
     def scored(self) -> bool:
         """Whether what is read needs its novelty."""
-        return (self.grows or not self.fits) and "novelty" in self.reader.needs
+        return (self.grows or not self.fits) and self.reader.score_novelty
 
     @property
     def reads(self) -> bool:
@@ -114,7 +115,7 @@ class Turn:
     def make_room(self) -> None:
         """Distil if the pot is full, so that one more token can be read."""
         if not self.fits:
-            distill.make_room(self.host, self.pot, self.config, self.catalyst)
+            self.distiller.make_room(self.pot, self.catalyst)
 
     def end(self) -> None:
         """Leave the pot as it was, or with what stays, and the reader free."""
@@ -124,7 +125,7 @@ class Turn:
         self.pot.forget_logits()
         reader.pot.note_peaks(self.pot)
         if self.grows and self.asked:
-            reader.usual = self.catalyst
+            reader.last_catalyst = self.catalyst
         elif self.keep and not self.grows and self.asked:
             reader.read(self.prompt + self.said, None)
         if self.keep and reader.progress != self.came_from:
@@ -154,10 +155,10 @@ def advance(turns: Sequence[Turn]) -> None:
     scored = [turn.scored for turn in turns]
     read = graph_cache(host).step(pots, ids, watched=any(turn.grows or not turn.fits for turn in turns))
     if read is None:
-        distill.take(host, pots, ids, scored)
+        take(host, pots, ids, scored)
         return
     hidden, logits = read
-    losses = distill.novelty_of(host, pots, ids, hidden, scored)
+    losses = novelty_of(host, pots, ids, hidden, scored)
     for pot, row, state, loss, following in zip(pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True):
         pot.follow(row, state, loss, following)
 

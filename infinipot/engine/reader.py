@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +15,14 @@ from torch import Tensor
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.pot import Layout, Pot
 from infinipot.config import PotConfig
-from infinipot.engine import distill
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.observe import reserve
+from infinipot.engine.distill import Distiller, take
+from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
-from infinipot.policies import POLICIES
 
 Progress = Callable[[], None]
+LATE = frozenset({"newest", "received"})
+"""What must be remembered of attention while a text is read."""
 
 
 class NoRoom(ValueError):
@@ -53,48 +54,69 @@ class Reader:
     """Reads token ids into a pot as the policy says. It knows no text."""
 
     def __init__(self, host: ModelRunner, config: PotConfig) -> None:
-        if host.sharded and (config.own("shared_heads") or config.distill_to == "auto"):
+        if host.sharded and config.policy.shared_heads:
             raise ValueError(
-                "shared_heads and distill_to='auto' look at all heads of a layer, but this process has only some of them (tensor parallel): "
-                "leave these options out, or use a model in one process"
+                "shared_heads looks at all heads of a layer, but this process has only some of them (tensor parallel): leave it out, or use a "
+                "model in one process"
             )
-        self.host, chunk = host, config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
-        self.config = dataclasses.replace(config, chunk_tokens=chunk)
-        self.policy = POLICIES[config.policy]()
-        self.needs = self.policy.needs(config.novelty)
+        chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
+        self.host = host
+        self.options = config
+        self.config = config.replace(chunk_tokens=chunk)
+        self.policy = config.policy
+        self._adopt(Plan.of(self.config, host.windows.count(None)))
+        self.score_novelty = "novelty" in self.plan.needs
         self.pot = graph_cache(host).new_pot(self._layout())
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         """Policy `truncate`: the newest ids, not read before an answer needs them."""
-        self.skipped, self.busy = 0, False
-        self.usual: Tensor | None = None
+        self.skipped = 0
+        self.busy = False
+        self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading: the pot always has room for it."""
         self.read_s = self.answer_s = 0.0
 
+    def _adopt(self, plan: Plan) -> None:
+        self.plan = plan
+        self.distiller = Distiller(self.host, plan)
+
+    def settle(self, catalyst: str | None) -> None:
+        """Go by this kind of catalyst, unless the pot has been distilled: the first distillation fixes the plan for good."""
+        if not self.pot.distillations and catalyst != self.plan.catalyst:
+            self._adopt(Plan.of(self.config, len(self.plan.layers), catalyst))
+
+    def restore_plan(self, saved: dict[str, Any]) -> None:
+        """Go by the plan that a pot file kept."""
+        self._adopt(self.plan.restored(saved))
+
+    @property
+    def fixed_plan(self) -> Plan | None:
+        """The plan, once nothing can change it."""
+        return None if self.plan.undecided and not self.pot.distillations else self.plan
+
     def _layout(self) -> Layout:
-        config = self.config
-        remembers = {"received", "newest"} & self.needs
-        attention_stats = AttentionStats("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
-        budgets = config.budgets(self.host.windows.count(None))  # refused here, whatever the policy does with them
-        if self.policy.reads == "all" or (config.prefill == "whole" and self.policy.reads == "pot"):
-            grouping = (config.group, config.neighbours) if self.policy.grouped else None
-            distils = self.policy.reads == "pot"
-            return Layout(None, None, config.context_reset, config.pot_dtype, attention_stats, grouping, distils)
-        own = None if self.policy.reads == "ends" else tuple(config.pot_size - config.survivors + kept for kept in budgets)
-        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, attention_stats)
+        config, plan, policy = self.config, self.plan, self.policy
+        attention_stats = AttentionStats("received" in plan.needs, plan.window if "newest" in plan.needs else 0) if LATE & plan.needs else None
+        if policy.cuts:
+            return Layout(config.pot_size, None, config.context_reset, config.pot_dtype, attention_stats)
+        if plan.whole or not policy.bounded:
+            grouping = (config.group, config.neighbours) if policy.grouped else None
+            return Layout(None, None, config.context_reset, config.pot_dtype, attention_stats, grouping, policy.bounded)
+        sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
+        return Layout(config.pot_size, sizes, config.context_reset, config.pot_dtype, attention_stats)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         """Refuse sizes that would never let a token be read after a distillation."""
-        prompt, size, kept = reserve(self.config, catalyst), self.config.pot_size, self.config.survivors
+        prompt, size, kept = self.plan.reserve(catalyst), self.plan.pot_size, self.plan.distill_to
         if catalyst is not None and not catalyst.shape[1]:
             raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
-        if self.policy.reads == "ends" and 2 * pinned >= size:
+        if self.policy.cuts and 2 * pinned >= size:
             raise NoRoom(
                 f"pot_size={size} leaves no room: pinned {pinned} takes half of it or more. Use a larger pot, or a shorter system prompt"
             )
-        if self.policy.reads == "pot" and kept + prompt + pinned >= size:
+        if self.policy.bounded and kept + prompt + pinned >= size:
             raise NoRoom(
                 f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
                 f"{kept + prompt + pinned}. Use a larger pot, distil to fewer entries, or shorten the question or the system prompt"
@@ -112,7 +134,7 @@ class Reader:
     def pin(self, ids: list[int]) -> None:
         """Read the first ids of all, which no distillation will touch."""
         if ids:
-            distill.take(self.host, [self.pot], self.tensor(ids), ["novelty" in self.needs])
+            take(self.host, [self.pot], self.tensor(ids), [self.score_novelty])
             self.pot.pin(len(ids))
 
     def cycles(self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None) -> Iterator[tuple[list[int], bool]]:
@@ -120,33 +142,34 @@ class Reader:
 
         However a stream arrives, it is then read in chunks of few lengths: what runs for one can be kept for the next.
         """
-        held: list[int] = []
-        begun = False
+        waiting: list[int] = []
+        first = True
         for ids in lists:
-            held += ids if begun else opening() + ids
-            begun = True
-            whole = self._until_full(catalyst)
-            while whole is None or len(held) > whole:
-                yield held[:whole], whole is not None
-                held = [] if whole is None else held[whole:]
-                if not held:
+            waiting += opening() + ids if first else ids
+            first = False
+            count = self._until_full(catalyst)
+            while count is None or len(waiting) > count:
+                yield waiting[:count], count is not None
+                waiting = [] if count is None else waiting[count:]
+                if not waiting:
                     break
-                whole = self._until_full(catalyst)
-        if held:
-            yield held, False
+                count = self._until_full(catalyst)
+        if waiting:
+            yield waiting, False
 
     def _until_full(self, catalyst: Tensor | None) -> int | None:
         """How many tokens there are to the next distillation, or the one after it if the pot is full; None if there is none."""
-        if self.pot.size is None or self.policy.reads != "pot":
+        if self.pot.size is None or not self.policy.bounded:
             return None
-        room = int(self.pot.room) - reserve(self.config, catalyst)
-        return room if room > 0 else max(1, self.pot.size - self.config.survivors - self.pot.pinned - reserve(self.config, catalyst))
+        reserve = self.plan.reserve(catalyst)
+        room = int(self.pot.room) - reserve
+        return room if room > 0 else max(1, self.pot.size - self.plan.distill_to - self.pot.pinned - reserve)
 
     def read(self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
         """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after every chunk. more: more is to be read,
         so a pot that is then full is distilled."""
         started = time.perf_counter()
-        if self.policy.reads == "ends":
+        if self.policy.cuts:
             here = max(0, self.config.pot_size // 2 - self.pot.length)
             self.skipped += max(0, len(self.tail) + len(ids[here:]) - self.config.pot_size)
             self.tail.extend(ids[here:])
@@ -159,27 +182,27 @@ class Reader:
     def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
         if not ids:
             return
-        if not self.beside(pot, catalyst):
-            distill.distill(self.host, pot, self.config, self.usual)
+        if not self.has_room_for(pot, catalyst):
+            self.distiller.distill(pot, self.last_catalyst)
         if pot is self.pot:
-            self.usual = catalyst
-        distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress, more)
+            self.last_catalyst = catalyst
+        self.distiller.read(pot, self.tensor(ids), catalyst, self.score_novelty, progress, more)
 
-    def beside(self, pot: Pot, catalyst: Tensor | None) -> bool:
+    def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the catalyst has room beside what the pot holds.
 
         One that is longer than the last may have none; it is preceded by the distillation that reading on would have made.
         """
-        return reserve(self.config, catalyst) <= pot.room
+        return self.plan.reserve(catalyst) <= pot.room
 
-    def fits(self, wanted: int, catalyst: Tensor | None = None) -> bool:
-        """Whether `wanted` more entries, a question and its answer, need no distillation and leave room for the catalyst."""
-        size = self.config.pot_size
-        if self.policy.reads == "ends":
-            if self.pot.length + wanted > size:
-                raise NoRoom(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {wanted} is more")
+    def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
+        """Whether so many more entries, a question and its answer, need no distillation and leave room for the catalyst."""
+        size = self.plan.pot_size
+        if self.policy.cuts:
+            if self.pot.length + count > size:
+                raise NoRoom(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {count} is more")
             return True
-        return wanted + reserve(self.config, catalyst) <= self.pot.room
+        return count + self.plan.reserve(catalyst) <= self.pot.room
 
     @property
     def stats(self) -> Stats:
@@ -198,7 +221,8 @@ class Reader:
     def copy(self) -> Reader:
         self.check_idle()
         twin = copy.copy(self)
-        twin.pot, twin.tail = self.pot.copy(), copy.copy(self.tail)
-        if self.usual is self.pot.newest:
-            twin.usual = twin.pot.newest
+        twin.pot = self.pot.copy()
+        twin.tail = copy.copy(self.tail)
+        if self.last_catalyst is self.pot.newest:
+            twin.last_catalyst = twin.pot.newest
         return twin

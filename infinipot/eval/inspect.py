@@ -86,9 +86,9 @@ def look(
     page. sampling: options of the answer, as in `Session.ask`. Raises ValueError for a text that is
     too long to show.
     """
-    if method.policy.reads == "ends":
+    if method.policy.cuts:
         raise ValueError(
-            f"policy {method.config.policy!r} never reads the middle of the text, so there is no "
+            f"policy {method.policy.name!r} never reads the middle of the text, so there is no "
             "selection to show: use another policy"
         )
     ids, parts = pieces_of(replica.tokenizer, text)
@@ -138,7 +138,7 @@ def described(session: Session, model: str, method: Method) -> str:
         if name not in ("pot_size", "catalyst")
     ]
     return (
-        f"{model} · {', '.join([method.config.policy, *options])}"
+        f"{model} · {', '.join([method.policy.name, *options])}"
         f" · {stats.tokens_read:,} tokens read in a pot {bound}"
         f", {stats.distillations:,} distillations"
         f", {stats.entries:,} entries left in each layer and head"

@@ -9,18 +9,18 @@ scored is read into a pot once per context; its continuations are tried one afte
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from infinipot.catalysts import PRESETS
-from infinipot.config import PotConfig
+from infinipot.checks import RENAMED
+from infinipot.config import NAMES, PotConfig
 from infinipot.custom_generate import PROMPT_END, generate
 from infinipot.eval.teacher_forcing import force
 from infinipot.model.load import load
 from infinipot.model.runner import ModelRunner
 from infinipot.optional import LM, need
-from infinipot.policies import POLICIES
+from infinipot.policies import policy_of
 from infinipot.session import Session
 from infinipot.text.chat_template import Dialogue
 
@@ -42,17 +42,19 @@ class PotLM(HFLM):
     """
 
     def __init__(self, pretrained: Any, tokenizer: Any = None, device: str | None = None, dtype: str | None = None, **options: Any) -> None:
-        names = {field.name for field in dataclasses.fields(PotConfig)}
-        self.pot_config = PotConfig(**{name: value for name, value in options.items() if name in names})
+        policy = options.pop("policy", "infinipot")
+        policy = policy_of(policy) if isinstance(policy, str) else policy
+        names = {*NAMES, *RENAMED, *policy.options()}
+        self.pot_config = PotConfig(**{name: value for name, value in options.items() if name in names}, policy=policy)
         rest = {name: value for name, value in options.items() if name not in names}
-        for name, fine in (("catalyst", (None, "question")), ("begun", (None,))):
-            if (value := getattr(self.pot_config, name)) not in fine:
+        for name, fine in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
+            if (value := getattr(self.pot_config.policy, name)) not in fine:
                 raise ValueError(f"{name}={value!r} is not possible here: the end of each prompt, its question, is the catalyst")
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
         super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **rest)
         self.host = ModelRunner(self.model)
-        contrast = self.pot_config.contrast
+        contrast = self.pot_config.policy.contrast
         self.contrast_ids = Dialogue(self.tokenizer, None, False).catalyst(PRESETS.get(contrast, contrast)) if contrast else []
 
     @property
@@ -75,9 +77,9 @@ class PotLM(HFLM):
     def _session(self, context: Sequence[int]) -> Session:
         """A session that has read a context, its end being the catalyst."""
         config = self.pot_config
-        session = Session(self.host, self.tokenizer if config.contrast else None, config, template=False)
+        session = Session(self.host, self.tokenizer if config.policy.contrast else None, config, template=False)
         end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(context))
-        asks = "catalyst" in POLICIES[config.policy]().needs(config.novelty)
+        asks = "catalyst" in config.policy.needs()
         session.append(list(context), question=list(context)[-end:] if asks else None)
         return session
 
@@ -113,10 +115,13 @@ class PotLM(HFLM):
     def total_loss(self, ids: Sequence[int]) -> float:
         """Nats of all ids but the first."""
         config = self.pot_config
-        if config.policy == "truncate":
+        if config.policy.cuts:
             raise ValueError("policy 'truncate' leaves out most of a text, so it predicts none of it: compare with streaming")
-        if "catalyst" in POLICIES[config.policy]().needs(config.novelty):
-            config = dataclasses.replace(config, catalyst="plain", contrast=None)  # there is no question: the newest text is the catalyst
+        if "catalyst" in config.policy.needs():
+            plain = {"catalyst": "plain", "contrast": None}
+            config = config.replace(
+                **{name: value for name, value in plain.items() if name in config.policy.options()}
+            )  # there is no question: the newest text is the catalyst
         session = Session(self.host, None, config, template=False)
         session.score_all()
         total, seen = 0.0, 0

@@ -23,6 +23,11 @@ class Study:
     against: str | None = None
 
 
+PROMPTS = {
+    "general-1": "Write down the key points of the text above, with the names, numbers and dates that matter.",
+    "general-2": "What is the text above about? Explain it to somebody who has not read it.",
+}
+"""Two more ways to ask for what is important, which only the study of catalysts uses."""
 CATALYSTS = ("plain", "unrelated", "general", "general-1", "general-2", "question")
 SHARES = (0, 0.25, 0.5, 0.75, 1)
 SIZES = (1024, 2048, 4096, 8192)

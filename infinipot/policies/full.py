@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from infinipot.policies.base import Policy
 
 
+@dataclass(frozen=True, kw_only=True)
 class Full(Policy):
     name = "full"
     summary = "everything, without a bound: memory grows with the text"
-    reads = "all"
+    bounded = False

@@ -7,26 +7,45 @@ newest text, on which the model goes on (docs/results.md).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.catalysts import PRESETS
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Attended, Prompted, check_prompt, check_share
 
 
-class InfiniPot(Policy):
+@dataclass(frozen=True, kw_only=True)
+class InfiniPot(Prompted, Attended):
+    """Novel tokens first, then those that a prompt, the catalyst, attends to."""
+
     name = "infinipot"
     summary = "novel tokens, and those the catalyst attends to (InfiniPot)"
+    paper = "arXiv 2410.01518"
 
-    def recent(self, budget: int, window: int) -> int:
+    novelty: float = 0.25
+    """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
+    contrast: str | None = None
+    """Divide the catalyst's attention by a second prompt's, to discount tokens that every prompt attends to: `unrelated` is made for it."""
+
+    def __post_init__(self) -> None:
+        check_share("novelty", self.novelty)
+        super().__post_init__()
+        check_prompt("contrast", self.contrast, tuple(PRESETS))
+        if self.contrast is not None and self.novelty >= 1:
+            raise ValueError(f"contrast={self.contrast!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
+        if self.contrast is not None and self.catalyst == "plain":
+            raise ValueError(f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain'")
+
+    def default_recent(self, budget: int) -> int:
         return budget // 12
 
-    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+    def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
         return (45, "trailing") if asked and budget >= 3072 else (7, "avg")
 
-    def needs(self, share: float) -> frozenset[str]:
-        return frozenset(({"novelty"} if share > 0 else set()) | ({"catalyst"} if share < 1 else set()))
-
-    def share(self, wanted: float) -> float:
-        return wanted
+    def needs(self) -> frozenset[str]:
+        return frozenset(({"novelty"} if self.novelty > 0 else set()) | ({"catalyst"} if self.novelty < 1 else set()))
 
     def score(self, seen: Observation) -> Tensor | None:
         return seen.catalyst

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Scored
 
 
-class Random(Policy):
+@dataclass(frozen=True, kw_only=True)
+class Random(Scored):
     name = "random"
     summary = "entries drawn at random, the same at every reading of a text"
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.checks import whole_number
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Attended
 
 
-class SnapKV(Policy):
+@dataclass(frozen=True, kw_only=True)
+class SnapKV(Attended):
     """Inside the bounded loop the newest tokens are those read last before the pot was full; with prefill="whole", those of the question."""
 
     name = "snapkv"
     summary = "what the newest 32 tokens attend to, with its neighbours (SnapKV)"
-    window = 32
+    paper = "arXiv 2404.14469"
 
-    def recent(self, budget: int, window: int) -> int:
-        return min(window, budget // 2)
+    window: int = 32
+    """How many newest tokens' attention counts."""
 
-    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        return 7, "max"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("window", self.window, 1)
 
-    def needs(self, share: float) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:
         return frozenset({"newest"})
+
+    def default_recent(self, budget: int) -> int:
+        return min(self.window, budget // 2)
+
+    def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        return 7, "max"
 
     def score(self, seen: Observation) -> Tensor:
         before = seen.given("newest").clone()

@@ -56,7 +56,7 @@ async def model(name: str, serving: Served) -> dict[str, Any]:
 
 def model_card(serving: Serving) -> dict[str, Any]:
     config = serving.settings.config
-    pot = {"size": config.pot_size, "distill_to": config.survivors, "policy": config.policy}
+    pot = {"size": config.pot_size, "distill_to": config.survivors, "policy": config.policy.name}
     return {"id": serving.name, "object": "model", "created": 0, "owned_by": "infinipot", "pot": pot}
 
 

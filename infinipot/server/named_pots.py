@@ -108,7 +108,7 @@ class Pots:
         if path is None:
             raise unknown(name)
         try:
-            return header_of(path)
+            return header_of(path, self.engine.settings.config)
         except PotFileError as problem:
             raise self.engine.seats.told(problem) from None
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig
 from infinipot.model.runner import ModelRunner
-from infinipot.pot_file import Origin, config_of, describe
+from infinipot.pot_file import Origin, describe, in_force
 from infinipot.server.errors import Refusal
 from infinipot.server.prompts import Behind
 from infinipot.server.schema import NAME
@@ -37,7 +37,7 @@ ABANDONED_S = 3600
 
 def scope_of(config: PotConfig, templated: bool, pot: str = "", label: str = "", salt: str = "") -> str:
     """What two requests must share, besides token ids, for one to go on in the other's pot."""
-    options = dataclasses.replace(config, chunk_tokens=1)  # results do not depend on it
+    options = config.replace(chunk_tokens=1)  # results do not depend on it
     shared = (options, templated, pot, label)
     return repr((*shared, salt) if salt else shared)
 
@@ -296,12 +296,10 @@ def content_of(session: Session) -> str:
     return content.hexdigest()
 
 
-def opened(
-    path: Path, name: str | None, host: ModelRunner, tokenizer: PreTrainedTokenizerBase, chunk_tokens: int | None, origin: Origin
-) -> Held:
-    """A pot from its file. Raises PotFileError."""
+def opened(path: Path, name: str | None, host: ModelRunner, tokenizer: PreTrainedTokenizerBase, base: PotConfig, origin: Origin) -> Held:
+    """A pot from its file. base: the server's own options. Raises PotFileError."""
     stamp = stamp_of(path)  # before it is read: should it change meanwhile, it is read again
-    session = Session.load(path, host, tokenizer, chunk_tokens=chunk_tokens, origin=origin)
+    session = Session.load(path, host, tokenizer, chunk_tokens=base.chunk_tokens, origin=origin, policy=type(base.policy))
     header = describe(path)
     behind = behind_of(header)
     if name is not None:
@@ -312,10 +310,10 @@ def opened(
     return Held(session, (int(match[1]), match[2]), behind, saved=True)
 
 
-def header_of(path: Path) -> tuple[Behind, PotConfig]:
-    """Where a saved pot's conversation stands, and the options it was filled with. Raises PotFileError."""
+def header_of(path: Path, base: PotConfig) -> tuple[Behind, PotConfig]:
+    """Where a saved pot's conversation stands, and the options in force. base: the server's own. Raises PotFileError."""
     header = describe(path)
-    return behind_of(header), config_of(path, header)
+    return behind_of(header), in_force(path, header, type(base.policy))[0]
 
 
 def behind_of(header: dict[str, Any]) -> Behind:

@@ -105,8 +105,8 @@ class Seats:
 
     def open(self, path: Path) -> Held:
         """A pot from its file; in the disk's thread."""
-        chunk = self.engine.settings.config.chunk_tokens
-        return opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, chunk, self.origin)
+        base = self.engine.settings.config
+        return opened(path, self.shelf.name_of(path), self.engine.host, self.tokenizer, base, self.origin)
 
     def _not_fetched(self, work: Work, path: Path, problem: Exception) -> None:
         """A pot did not come back. Whoever asked for a named one is told; a conversation is read anew. Its file stays,

@@ -13,7 +13,6 @@ from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
 from infinipot.config import PotConfig, Sampling
-from infinipot.policies import POLICIES
 from infinipot.server.claim import Claim
 from infinipot.server.engine import Engine, Settings
 from infinipot.server.errors import Refusal, refusal_of
@@ -39,18 +38,21 @@ def config_of(given: PotOptions, base: PotConfig) -> PotConfig:
     wanted = {name: value for name in PotOptions.model_fields if (value := getattr(given, name)) is not None}
     if wanted.get("catalyst") == "question":
         wanted["catalyst"] = None  # the same here: the question is always known
+    own = wanted.get("policy") in (None, base.policy.name)
+    if own:  # also one of another package; a request never names a module
+        wanted["policy"] = base.policy
+    if own and wanted.get("catalyst") == "plain" and "contrast" in base.policy.options():
+        wanted["contrast"] = None
     try:
-        if wanted.get("policy", base.policy) != base.policy:  # what the server was told for its own policy
-            wanted = {"persist": None if base.persist == "once" else base.persist, "contrast": None, **wanted}
-        elif wanted.get("catalyst") == "plain":
-            wanted["contrast"] = None
-        config = dataclasses.replace(base, **wanted)
+        config = base.replace(**wanted)
     except (ValueError, TypeError) as problem:
         raise Refusal(400, str(problem)) from None
     if config.pot_size > base.pot_size:
         raise Refusal(400, f"pot_size={config.pot_size} is not allowed: this server's pots hold {base.pot_size} entries", param="pot_size")
-    if POLICIES[config.policy].reads != POLICIES[base.policy].reads:
-        raise Refusal(400, f"policy={config.policy!r} is not allowed: it does not read all of a text in a pot of fixed size", param="policy")
+    if (config.policy.bounded, config.policy.cuts) != (base.policy.bounded, base.policy.cuts):
+        raise Refusal(
+            400, f"policy={config.policy.name!r} is not allowed: it does not read all of a text in a pot of fixed size", param="policy"
+        )
     return config
 
 

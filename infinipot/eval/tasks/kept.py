@@ -55,7 +55,7 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
-    scores = observe(session.host, session.pot, token, *catalyst_look(config, 1))
+    scores = observe(session.host, session.pot, token, *catalyst_look(1))
     attention = torch.stack([scores[layer][0, :, :count].cpu() for layer in sorted(scores)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]
@@ -147,9 +147,9 @@ def plan(
     All methods read a row before the next row, so that the reading without a bound is done once.
     """
     for one in methods:
-        if one.policy.reads != "pot":
+        if not one.policy.bounded:
             raise ValueError(
-                f"policy {one.config.policy!r} distils nothing, so it has no survivors to compare: "
+                f"policy {one.policy.name!r} distils nothing, so it has no survivors to compare: "
                 "use a policy with a pot"
             )
     by_task: dict[str, list[Row]] = {}

@@ -20,7 +20,6 @@ from infinipot.eval.teacher_forcing import (
     open_session,
     question_ids,
 )
-from infinipot.policies import POLICIES
 from infinipot.session import Session
 from infinipot.text.tokens import fragment
 
@@ -118,7 +117,7 @@ class Reading:
         prompt = question_ids(replica, needle.question, needle.prefix, self.system)
         forced = force(session, prompt, fragment(replica.tokenizer, " " + needle.key))
         kept = None
-        if POLICIES[self.method.config.policy].reads != "ends":
+        if not self.method.policy.cuts:
             before = head_tokens(replica, self.system)
             kept = round(kept_share(session, before + span[0], before + span[1]), 4)
         return {

@@ -17,7 +17,6 @@ from infinipot.eval.runner import Model, Replica
 from infinipot.eval.stats import mean
 from infinipot.eval.tables import markdown, name_key, names, number, tokens
 from infinipot.eval.teacher_forcing import open_session
-from infinipot.policies import POLICIES
 from infinipot.text.tokens import encode
 
 NAME = "perplexity"
@@ -131,9 +130,9 @@ def plan(
     model: Model, methods: Iterable[Method], paths: Sequence[Path], count: int | None, every: int
 ) -> list[Stream]:
     for method in methods:
-        if POLICIES[method.config.policy].reads == "ends":
+        if method.policy.cuts:
             raise ValueError(
-                f"policy {method.config.policy!r} leaves out most of a text, so it cannot predict "
+                f"policy {method.policy.name!r} leaves out most of a text, so it cannot predict "
                 "the text: use another policy, such as streaming"
             )
     return [

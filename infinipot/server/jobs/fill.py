@@ -34,6 +34,7 @@ def kept_places(session: Session) -> tuple[list[int], list[float]]:
 def view(session: Session, name: str, state: str, places: bool) -> dict[str, Any]:
     """What is told of a pot. first_place: where the text begins behind the template's head and the system prompt."""
     about = {"name": name, "object": "pot", "state": state, "tokens_read": session.stats.tokens_read, "pot": pot_of(session)}
+    about["options"] = session.config.options
     if places:
         where, shares = kept_places(session)
         about |= {"first_place": session.pot.pinned, "places": where, "shares": shares}
