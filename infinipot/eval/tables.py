@@ -37,8 +37,9 @@ def tokens(count: int) -> str:
 def names(records: Iterable[Record]) -> dict[str, str]:
     """`name_key` -> the name of the method, in order of appearance.
 
-    A name has the label of the method and whether it knew the question during reading. It has
-    model, dtype and options only where methods of the same label differ.
+    A name has the label of the method and whether it knew the question during reading. Model and
+    dtype are in the name only if the records have several. Options are in the name only if methods
+    of the same label differ in them.
     """
     first: dict[str, Record] = {}
     for record in records:
