@@ -64,18 +64,18 @@ class Reference:
 
     def __init__(self, model: Any, *, pot_size: int, distill_to: int, novelty: float = 0.25,
                  catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int | None = None, pool: int = 7,
-                 pool_kind: str = "avg", gqa: str = "mean", context_reset: bool = True) -> None:
+                 pool_mode: str = "avg", gqa: str = "mean", context_reset: bool = True) -> None:
         self.model, self.layers = model, model.model.layers
         self.eps, self.theta = model.config.rms_norm_eps, model.config.rope_parameters["rope_theta"]
         self.heads, self.kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         self.catalyst = list(catalyst) if novelty != 1.0 else []  # nobody would look at its scores
         self.limit = pot_size - len(self.catalyst)  # the catalyst must fit in the pot too
-        self.pool, self.pool_kind, self.gqa, self.context_reset = pool, pool_kind, gqa, context_reset
+        self.pool, self.pool_mode, self.gqa, self.context_reset = pool, pool_mode, gqa, context_reset
         recent = distill_to // 12 if recent is None else recent
         self.pinned, self.distill_to, self.sinks, self.recent, self.novelty = pinned, distill_to, sinks, recent, novelty
         assert model.config.rope_parameters["rope_type"] == "default" and model.config.hidden_act == "silu"
         assert pinned + distill_to < self.limit, "pot_size leaves no room for reading"
-        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_kind in ("avg", "max", "trailing")
+        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_mode in ("avg", "max", "trailing")
         self.entries = [[[] for _ in range(self.kv_heads)] for _ in self.layers]
         self.distillations = self.tokens_read = 0
         self.hidden = torch.empty(0)  # of the last token of the text, after the final norm
@@ -150,7 +150,7 @@ class Reference:
             return
         for pots, scores in zip(self.entries, self.representativeness(), strict=True):
             for pot, score in zip(pots, scores, strict=True):
-                smoothed = score[:self.pinned] + smooth(score[self.pinned:], self.pool, self.pool_kind)
+                smoothed = score[:self.pinned] + smooth(score[self.pinned:], self.pool, self.pool_mode)
                 pot[:] = [pot[slot] for slot in select([e.novelty for e in pot], smoothed, self.pinned, self.distill_to,
                                                        self.sinks, self.recent, self.novelty)]
                 if self.context_reset:  # CR-RoPE, section 3.5
