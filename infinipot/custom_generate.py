@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 
 from infinipot.config import PotConfig
 from infinipot.engine.decode import Turn, advance, predict
-from infinipot.engine.reader import Reader
+from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
 
@@ -58,7 +58,7 @@ def generate(
         raise ValueError("runner is that of another model: give ModelRunner(model) of this one, or leave it out")
     config, runner = pot or PotConfig(), runner or ModelRunner(model)
     for name, fine in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
-        if (value := getattr(config.policy, name)) not in fine:
+        if (value := config.changed.get(name)) not in fine:
             raise ValueError(f"{name}={value!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session")
     if (config.policy.contrast is None) != (len(contrast_ids) == 0):
         raise ValueError(
@@ -97,7 +97,7 @@ def generate(
 
 def _turn(runner: ModelRunner, ids: Tensor, config: PotConfig, contrast_ids: Sequence[int], max_tokens: int) -> Turn:
     """A row's prompt, read, and the answer to come."""
-    reader = Reader(runner, config)
+    reader = reader_for(runner, config)
     end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
     catalyst = ids[None, len(ids) - end :] if "catalyst" in reader.plan.needs else None
     if catalyst is not None and len(contrast_ids):

@@ -17,8 +17,9 @@ from infinipot.catalysts import ANSWER_PREFIXES, PRESETS
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.decode import Answer, Turn, answer
 from infinipot.engine.plan import Plan
-from infinipot.engine.reader import Progress, Reader, Stats
+from infinipot.engine.reader import Progress, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.engine.truncate import reader_for
 from infinipot.machine import out_of_memory
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import Policy
@@ -57,7 +58,7 @@ class Session:
         self.tokenizer = tokenizer
         self.system = system
         self.template = template
-        self._reader = Reader(self.host, config or PotConfig())
+        self._reader = reader_for(self.host, config or PotConfig())
         self._dialogue: Dialogue | None = None
 
     @property
@@ -240,7 +241,8 @@ class Session:
             raise pot_file.PotFileError("nothing has been read, so there is no pot to save: append a text first")
         here = origin or pot_file.origin(self.host.model, self.tokenizer)
         tensors, numbers = self.pot.state()
-        tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
+        ids, skipped = self._reader.waiting()
+        tensors["tail"] = torch.tensor(ids, dtype=torch.long)
         catalyst = self._reader.last_catalyst
         if catalyst is not None and catalyst is not self.pot.newest:
             tensors["catalyst"] = catalyst
@@ -255,7 +257,7 @@ class Session:
             "in_text": self._dialogue.in_text,
             "answered": self._dialogue.answered,
             "usual_is_newest": catalyst is self.pot.newest,
-            "skipped": self._reader.skipped,
+            "skipped": skipped,
             "entries": self.pot.length,
             "pot": numbers,
         }
@@ -287,11 +289,8 @@ class Session:
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
             dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
             reader = session._reader
-            reader.settle(about.get("catalyst"))
-            if about.get("plan") is not None:
-                reader.restore_plan(about["plan"])
-            reader.skipped = about["skipped"]
-            reader.tail.extend(tensors.pop("tail").tolist())
+            reader.restore_plan(about.get("catalyst"), about.get("plan"))
+            reader.restore_waiting(tensors.pop("tail").tolist(), about["skipped"])
             tensors = host.placed(tensors)
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])

@@ -121,12 +121,12 @@ class Methods(Reference):
                 if self.persist == "once":
                     old = max(self.pinned, self.survivors[n])
                     lasting = [self.past[n, head, entry.index] for entry in pot[:old]] if self.survivors[n] else [0.0] * self.pinned
-                    lasting = smoothed = lasting + smooth(score.tolist()[old:], self.pool, self.pool_kind)
+                    lasting = smoothed = lasting + smooth(score.tolist()[old:], self.pool, self.pool_mode)
                 else:
                     lasting = [
                         max(s, self.persist * self.past.get((n, head, e.index), -torch.inf)) for s, e in zip(score.tolist(), pot, strict=True)
                     ]
-                    smoothed = lasting[: self.pinned] + smooth(lasting[self.pinned :], self.pool, self.pool_kind)
+                    smoothed = lasting[: self.pinned] + smooth(lasting[self.pinned :], self.pool, self.pool_mode)
                 if self.persist:
                     self.past |= {(n, head, entry.index): value for entry, value in zip(pot, lasting, strict=True)}
                 novelties = [entry.novelty for entry in pot]

@@ -82,7 +82,7 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
         sinks=policy.sinks,
         recent=policy.newest_kept(config.survivors),
         pool=plan.layers[0].pool,
-        pool_kind=plan.layers[0].pool_mode,
+        pool_mode=plan.layers[0].pool_mode,
         gqa=policy.gqa,
     )
     ids = random_ids(TEXT)

@@ -47,15 +47,14 @@ class Turn:
         self.distiller = reader.distiller
         self.prompt, self.max_tokens, self.pick, self.stop_ids, self.keep = prompt, max_tokens, pick, stop_ids, keep
         self.settled, self.came_from = settled, reader.progress
-        wanted, cuts = len(prompt) + max_tokens, reader.policy.cuts
+        count = len(prompt) + max_tokens
         if self.plan.whole and keep:
             raise ValueError("prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask")
-        self.fits = reader.fits(wanted, catalyst if keep else None)
-        self.grows = keep and not cuts
+        self.fits = reader.fits(count, catalyst if keep else None)
+        self.grows = keep and reader.keeps_answers
         self.pot: Pot = reader.pot if (self.fits and not self.plan.whole) or self.grows else reader.pot.copy()
         self.before = None if self.grows or self.pot is not reader.pot else self.pot.mark()
-        room = self.plan.pot_size - self.pot.length - wanted
-        self.tail = list(reader.tail)[max(0, len(reader.tail) - room) :] if cuts else []
+        self.unread = reader.unread(count)
         self.catalyst = self.pot.newest if catalyst is reader.pot.newest else catalyst
         self.said: list[int] = []
         self.asked = False
@@ -75,7 +74,7 @@ class Turn:
                 self.distiller.distill(self.pot, catalyst)
             elif not reader.has_room_for(self.pot, self.catalyst):
                 self.distiller.distill(self.pot, reader.last_catalyst)
-        self._read(self.tail + self.prompt)
+        self._read(self.unread + self.prompt)
         self.asked = True
 
     def _distil_whole(self) -> None:

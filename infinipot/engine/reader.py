@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +52,9 @@ class Stats:
 class Reader:
     """Reads token ids into a pot as the policy says. It knows no text."""
 
+    keeps_answers = True
+    """Whether an answer that stays becomes part of the pot as it is read."""
+
     def __init__(self, host: ModelRunner, config: PotConfig) -> None:
         if host.sharded and config.policy.shared_heads:
             raise ValueError(
@@ -67,9 +69,6 @@ class Reader:
         self._adopt(Plan.of(self.config, host.windows.count(None)))
         self.score_novelty = "novelty" in self.plan.needs
         self.pot = graph_cache(host).new_pot(self._layout())
-        self.tail: deque[int] = deque(maxlen=config.pot_size)
-        """Policy `truncate`: the newest ids, not read before an answer needs them."""
-        self.skipped = 0
         self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading: the pot always has room for it."""
@@ -84,9 +83,11 @@ class Reader:
         if not self.pot.distillations and catalyst != self.plan.catalyst:
             self._adopt(Plan.of(self.config, len(self.plan.layers), catalyst))
 
-    def restore_plan(self, saved: dict[str, Any]) -> None:
-        """Go by the plan that a pot file kept."""
-        self._adopt(self.plan.restored(saved))
+    def restore_plan(self, catalyst: str | None, saved: dict[str, Any] | None) -> None:
+        """Go by the kind of catalyst and the plan that a pot file kept; there is no plan where nothing was decided, or kept."""
+        self.settle(catalyst)
+        if saved is not None:
+            self._adopt(self.plan.restored(saved))
 
     @property
     def fixed_plan(self) -> Plan | None:
@@ -96,8 +97,6 @@ class Reader:
     def _layout(self) -> Layout:
         config, plan, policy = self.config, self.plan, self.policy
         attention_stats = AttentionStats("received" in plan.needs, plan.window if "newest" in plan.needs else 0) if LATE & plan.needs else None
-        if policy.cuts:
-            return Layout(config.pot_size, None, config.context_reset, config.pot_dtype, attention_stats)
         if plan.whole or not policy.bounded:
             grouping = (config.group, config.neighbours) if policy.grouped else None
             return Layout(None, None, config.context_reset, config.pot_dtype, attention_stats, grouping, policy.bounded)
@@ -112,10 +111,6 @@ class Reader:
         prompt, size, kept = self.plan.reserve(catalyst), self.plan.pot_size, self.plan.distill_to
         if catalyst is not None and not catalyst.shape[1]:
             raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
-        if self.policy.cuts and 2 * pinned >= size:
-            raise NoRoom(
-                f"pot_size={size} leaves no room: pinned {pinned} takes half of it or more. Use a larger pot, or a shorter system prompt"
-            )
         if self.policy.bounded and kept + prompt + pinned >= size:
             raise NoRoom(
                 f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
@@ -129,7 +124,7 @@ class Reader:
     @property
     def progress(self) -> tuple[int, int]:
         """Tokens taken in and distillations so far."""
-        return self.pot.tokens_read + len(self.tail) + self.skipped, self.pot.distillations
+        return self.pot.tokens_read, self.pot.distillations
 
     def pin(self, ids: list[int]) -> None:
         """Read the first ids of all, which no distillation will touch."""
@@ -169,11 +164,6 @@ class Reader:
         """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after every chunk. more: more is to be read,
         so a pot that is then full is distilled."""
         started = time.perf_counter()
-        if self.policy.cuts:
-            here = max(0, self.config.pot_size // 2 - self.pot.length)
-            self.skipped += max(0, len(self.tail) + len(ids[here:]) - self.config.pot_size)
-            self.tail.extend(ids[here:])
-            ids = ids[:here]
         try:
             self._read(self.pot, ids, catalyst, progress, more)
         finally:
@@ -197,19 +187,25 @@ class Reader:
 
     def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
         """Whether so many more entries, a question and its answer, need no distillation and leave room for the catalyst."""
-        size = self.plan.pot_size
-        if self.policy.cuts:
-            if self.pot.length + count > size:
-                raise NoRoom(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {count} is more")
-            return True
         return count + self.plan.reserve(catalyst) <= self.pot.room
+
+    def unread(self, count: int) -> list[int]:
+        """Ids that must be read before an answer that takes so many entries."""
+        return []
+
+    def waiting(self) -> tuple[list[int], int]:
+        """Ids that wait to be read, and how many were let go unread."""
+        return [], 0
+
+    def restore_waiting(self, ids: list[int], skipped: int) -> None:
+        """Go on from `waiting`, as a pot file kept it."""
 
     @property
     def stats(self) -> Stats:
         pot = self.pot
         return Stats(
-            tokens_read=pot.tokens_read + len(self.tail),
-            tokens_skipped=self.skipped,
+            tokens_read=pot.tokens_read,
+            tokens_skipped=0,
             entries=pot.entries,
             peak_entries=pot.peak,
             distillations=pot.distillations,
@@ -222,7 +218,6 @@ class Reader:
         self.check_idle()
         twin = copy.copy(self)
         twin.pot = self.pot.copy()
-        twin.tail = copy.copy(self.tail)
         if self.last_catalyst is self.pot.newest:
             twin.last_catalyst = twin.pot.newest
         return twin

@@ -48,7 +48,7 @@ class PotLM(HFLM):
         self.pot_config = PotConfig(**{name: value for name, value in options.items() if name in names}, policy=policy)
         rest = {name: value for name, value in options.items() if name not in names}
         for name, fine in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
-            if (value := getattr(self.pot_config.policy, name)) not in fine:
+            if (value := self.pot_config.changed.get(name)) not in fine:
                 raise ValueError(f"{name}={value!r} is not possible here: the end of each prompt, its question, is the catalyst")
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
