@@ -15,14 +15,20 @@ def known(what: str, value: str, allowed: Iterable[str]) -> None:
     if value in names:
         return
     near = difflib.get_close_matches(value, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    if near:
+        hint = f"did you mean {near[0]!r}? "
+    else:
+        hint = ""
     raise ValueError(f"unknown {what} {value!r}; {hint}(known: {', '.join(names)})")
 
 
 def within(what: str, value: float, low: float, high: float | None = None) -> None:
     """Raise ValueError for a number below `low` or above `high`, and for NaN."""
     if not (value >= low and (high is None or value <= high)):
-        allowed = f"at least {low}" if high is None else f"between {low} and {high}"
+        if high is None:
+            allowed = f"at least {low}"
+        else:
+            allowed = f"between {low} and {high}"
         raise ValueError(f"{what}={value} is not allowed: it must be {allowed}")
 
 

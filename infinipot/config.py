@@ -1,4 +1,5 @@
-"""Every option and its default. Unknown names and impossible values are refused when they are given.
+"""Every option and its default. Unknown names and impossible values are refused when they are
+given.
 
 The options of a policy are documented where they are used: in its own class, `infinipot.policies`.
 """
@@ -17,12 +18,19 @@ from infinipot.policies.registry import OPTIONS, renamed, with_options
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {"novelty": 0.5, "pool": 0, "recent": 0},
-    "facts": {"catalyst": "facts", "contrast": "unrelated", "score_memory": "once", "pool": 21, "pool_mode": "avg"},
+    "facts": {
+        "catalyst": "facts",
+        "contrast": "unrelated",
+        "score_memory": "once",
+        "pool": 21,
+        "pool_mode": "avg",
+    },
 }
-"""Presets: options as the paper has them, where our defaults are others; and those that keep single facts of which nobody knows yet that they
-will be asked for (docs/results.md says why)."""
+"""Presets: options as the paper has them, where our defaults are others; and those that keep single
+facts of which nobody knows yet that they will be asked for (docs/results.md says why)."""
 FREE = 1024
-"""So much of a large pot is free after a distillation by default: less would distil too often, more would keep less than it could."""
+"""So much of a large pot is free after a distillation by default: less would distil too often, more
+would keep less than it could."""
 GONE = {
     "coverage": "coverage belonged to distill_to='auto', which is gone: leave it out, and give distill_to a number of entries",
     "auto": "distill_to='auto' is gone, as it kept nothing that a number did not: give a number of entries",
@@ -36,29 +44,33 @@ INFINIPOT = InfiniPot()
 class PotConfig:
     """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head.
 
-    Beside these fields it takes the options of its policy by name, `PotConfig(policy="infinipot", novelty=0.5)`, hands them to the policy,
-    and reads them from there, `config.novelty`.
+    Beside these fields it takes the options of its policy by name, `PotConfig(policy="infinipot",
+    novelty=0.5)`, hands them to the policy, and reads them from there, `config.novelty`.
     """
 
     pot_size: int = 2048
-    """|M|: never more entries than this, whatever they are: survivors, the chunk being read, the catalyst, the answer."""
+    """|M|: never more entries than this, whatever they are: survivors, the chunk being read, the
+    catalyst, the answer."""
     distill_to: int | None = None
-    """|C|: entries that survive a distillation, beside the pinned ones. None: `pot_size / 2`; above 2,048: `pot_size - 1024`, at most three
-    quarters."""
+    """|C|: entries that survive a distillation, beside the pinned ones. None: `pot_size / 2`; above
+    2,048: `pot_size - 1024`, at most three quarters."""
     policy: Policy = INFINIPOT
     """How survivors are chosen: a name, or an object of any subclass of `Policy`, with its options."""
     layer_budget: str | tuple[float, ...] = "uniform"
-    """How |C| is shared out over layers at the same memory in all: `uniform`, or a weight for each bounded layer. A layer's |M| differs from
-    the pot's by as much as its |C| does."""
+    """How |C| is shared out over layers at the same memory in all: `uniform`, or a weight for each
+    bounded layer. A layer's |M| differs from the pot's by as much as its |C| does."""
     pot_dtype: str | None = None
-    """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's own type."""
+    """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's
+    own type."""
     prefill: str = "bounded"
-    """`bounded`: the pot never holds more than pot_size. `whole`: all is read without a bound and distilled once, before the answer, as the
-    methods it is compared with were published."""
+    """`bounded`: the pot never holds more than pot_size. `whole`: all is read without a bound and
+    distilled once, before the answer, as the methods it is compared with were published."""
     context_reset: bool = True
-    """CR-RoPE: positions start again at 0 after a distillation. False lets them grow for ever (the paper's ablation)."""
+    """CR-RoPE: positions start again at 0 after a distillation. False lets them grow for ever (the
+    paper's ablation)."""
     chunk_tokens: int | None = None
-    """Most tokens in one forward pass while reading. Results do not depend on it, memory for activations does. None: 512, on a GPU 2048."""
+    """Most tokens in one forward pass while reading. Results do not depend on it, memory for
+    activations does. None: 512, on a GPU 2048."""
 
     def __init__(self, *, policy: str | Policy = "infinipot", **options: Any) -> None:
         if "coverage" in options:
@@ -82,7 +94,8 @@ class PotConfig:
         raise AttributeError(f"PotConfig has no option {name!r}")
 
     def replace(self, **options: Any) -> PotConfig:
-        """The same with other options, its own or the policy's. Another policy has its own defaults."""
+        """The same with other options, its own or the policy's. Another policy has its own
+        defaults."""
         return dataclasses.replace(self, **options)
 
     @property
@@ -95,7 +108,10 @@ class PotConfig:
     def changed(self) -> dict[str, Any]:
         """The options that are not the defaults, those of the policy among them."""
         fields = (*dataclasses.fields(self), *dataclasses.fields(self.policy))
-        usual = {**{field.name: field.default for field in fields}, "policy": type(self).policy.name}
+        usual = {
+            **{field.name: field.default for field in fields},
+            "policy": type(self).policy.name,
+        }
         return {name: value for name, value in self.options.items() if value != usual[name]}
 
     @property
@@ -109,24 +125,38 @@ class PotConfig:
         for name, allowed in (("distill_to", "auto"), ("layer_budget", "pyramid")):
             if getattr(self, name) == allowed:
                 raise ValueError(GONE[allowed])
-        for name, names, optional in (("prefill", ("bounded", "whole"), False), ("pot_dtype", QUANTISED, True)):
+        for name, names, optional in (
+            ("prefill", ("bounded", "whole"), False),
+            ("pot_dtype", QUANTISED, True),
+        ):
             value = getattr(self, name)
             if not isinstance(value, str) and not (value is None and optional):
                 raise TypeError(f"{name}={value!r} is not allowed: it must be a name")
             if value is not None:
                 known(name, value, names)
         if not isinstance(self.context_reset, bool):
-            raise TypeError(f"context_reset={self.context_reset!r} is not allowed: it must be True or False")
+            raise TypeError(
+                f"context_reset={self.context_reset!r} is not allowed: it must be True or False"
+            )
         if self.pot_dtype is not None and not self.context_reset:
-            raise ValueError("pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read")
+            raise ValueError(
+                "pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read"
+            )
         weights = self.layer_budget
         if isinstance(weights, tuple):
-            fine = bool(weights) and all(isinstance(weight, (int, float)) and 0 < weight < float("inf") for weight in weights)
+            fine = bool(weights) and all(
+                isinstance(weight, (int, float)) and 0 < weight < float("inf") for weight in weights
+            )
         else:
             fine = weights == "uniform"
         if not fine:
-            kind = ValueError if isinstance(weights, (str, tuple)) else TypeError
-            raise kind(f"layer_budget={weights!r} is not allowed: give 'uniform', or a weight above 0 for each layer")
+            if isinstance(weights, (str, tuple)):
+                kind = ValueError
+            else:
+                kind = TypeError
+            raise kind(
+                f"layer_budget={weights!r} is not allowed: give 'uniform', or a weight above 0 for each layer"
+            )
 
     def _check_sizes(self) -> None:
         whole_number("pot_size", self.pot_size, 2)
@@ -136,17 +166,28 @@ class PotConfig:
         try:
             hash(self.policy)
         except TypeError as problem:
-            raise TypeError(f"policy={self.policy!r} is not allowed: its options must be hashable, so tuples, not lists ({problem})") from None
+            raise TypeError(
+                f"policy={self.policy!r} is not allowed: its options must be hashable, so tuples, not lists ({problem})"
+            ) from None
         if self.policy.catalyst == "plain" and self.pot_size < 64:
-            raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
+            raise ValueError(
+                f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64"
+            )
         if self.policy.bounded:
             within("distill_to", self.survivors, 1, self.pot_size - 1)
-            sinks, recent = self.policy.sinks, self.policy.newest_kept(self.survivors)
+            sinks = self.policy.sinks
+            recent = self.policy.newest_kept(self.survivors)
             if sinks + recent > self.survivors:
-                raise ValueError(f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: keep fewer, or distil to more")
+                raise ValueError(
+                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: keep fewer, or distil to more"
+                )
 
 
-NAMES = ("policy", *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy"), *OPTIONS)
+NAMES = (
+    "policy",
+    *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy"),
+    *OPTIONS,
+)
 """All options there are, those of every policy among them."""
 
 
@@ -176,10 +217,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool):
-            raise TypeError(f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number")
-        for name, low, high in (("max_tokens", 1, None), ("temperature", 0, None), ("top_k", 0, None), ("top_p", 0, 1), ("min_p", 0, 1)):
+            raise TypeError(
+                f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number"
+            )
+        for name, low, high in (
+            ("max_tokens", 1, None),
+            ("temperature", 0, None),
+            ("top_k", 0, None),
+            ("top_p", 0, 1),
+            ("min_p", 0, 1),
+        ):
             within(name, getattr(self, name), low, high)
         if isinstance(self.stop, str):
-            raise TypeError(f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ({self.stop!r},)")
+            raise TypeError(
+                f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ({self.stop!r},)"
+            )
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty text, which would end every answer at once")

@@ -30,7 +30,15 @@ from infinipot.policies.registry import builtin, path_of
 FORMAT = "infinipot-pot"
 VERSION = 3
 """3 keeps the plan; the options of 2 and 1 have other names, those of 1 other defaults."""
-VOLATILE = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"}
+VOLATILE = {
+    "transformers_version",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "attn_implementation",
+    "_attn_implementation",
+}
 
 
 LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
@@ -57,7 +65,8 @@ FIELDS = tuple(field.name for field in dataclasses.fields(PotConfig) if field.na
 
 
 class PotFileError(ValueError):
-    """A pot file that cannot be used, and why. Where the disk is the reason, its OSError is the cause."""
+    """A pot file that cannot be used, and why. Where the disk is the reason, its OSError is the
+    cause."""
 
 
 class DamagedPotError(PotFileError):
@@ -65,27 +74,38 @@ class DamagedPotError(PotFileError):
 
 
 def _plain(weight: Tensor) -> Tensor:
-    """A weight as an ordinary tensor, also where it is stored in few bits, or in parts on several devices."""
+    """A weight as an ordinary tensor, also where it is stored in few bits, or in parts on several
+    devices."""
     weight = weight.detach()
     if type(weight) is Tensor:
         return weight
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.dequantize()
+    if hasattr(weight, "full_tensor"):
+        return weight.full_tensor()
+    return weight.dequantize()
 
 
 def model_identity(model: PreTrainedModel) -> dict[str, str]:
-    """What a pot must share with the model that reads on: class and config, and a sample of the weights."""
+    """What a pot must share with the model that reads on: class and config, and a sample of the
+    weights."""
     if any(hasattr(weight, "device_mesh") for weight in model.parameters()):
-        raise PotFileError("this process has only its heads' part of a pot (tensor parallel): save and load pots with a model in one process")
+        raise PotFileError(
+            "this process has only its heads' part of a pot (tensor parallel): save and load pots with a model in one process"
+        )
     config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters())[:: max(1, len(list(model.parameters())) // 8)]:
-        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)  # the same for float32 and bfloat16 copies
+    for name, weight in sorted(model.named_parameters())[
+        :: max(1, len(list(model.parameters())) // 8)
+    ]:
+        # the same for float32 and bfloat16 copies
+        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)
         digest.update(name.encode() + sample.view(torch.int16).numpy().tobytes())
     return {
         "class": type(model).__name__,
         "name": Path(str(model.config._name_or_path)).name,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+        "config_sha256": hashlib.sha256(
+            json.dumps(config, sort_keys=True, default=str).encode()
+        ).hexdigest(),
         "weights_sha256": digest.hexdigest(),
     }
 
@@ -123,15 +143,21 @@ def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
 
 
 def destination(path: str | os.PathLike[str]) -> Path:
-    """The file that is to be written: where links lead. Refuses what a file must not take the place of."""
+    """The file that is to be written: where links lead. Refuses what a file must not take the place
+    of."""
     try:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():
             raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
         if target.is_symlink():
-            raise PotFileError(f"cannot save {path}: it is a link that leads back to itself: choose another name")
+            raise PotFileError(
+                f"cannot save {path}: it is a link that leads back to itself: choose another name"
+            )
         if target.exists() and not target.is_file():
-            kind = "a folder" if target.is_dir() else "a device or a pipe"
+            if target.is_dir():
+                kind = "a folder"
+            else:
+                kind = "a device or a pipe"
             raise PotFileError(f"cannot save {path}: it is {kind}, not a file: choose another name")
     except OSError as problem:  # a name that the system does not take
         raise PotFileError(f"cannot save {path}: {problem.strerror or problem}") from problem
@@ -170,7 +196,8 @@ def settle(folder: Path) -> None:
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write a pot file. The old file, if any, stays whole until the new one is; a failure leaves no trace."""
+    """Write a pot file. The old file, if any, stays whole until the new one is; a failure leaves no
+    trace."""
     target = destination(path)
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     header = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **about}))
@@ -189,11 +216,14 @@ def _unreadable(path: str | os.PathLike[str], problem: Exception) -> PotFileErro
         error = PotFileError(f"cannot read {path}: {problem.strerror or problem}")
         error.__cause__ = problem
         return error
-    return DamagedPotError(f"{path} is not a readable pot file: it is damaged, cut short, or something else ({problem})")
+    return DamagedPotError(
+        f"{path} is not a readable pot file: it is damaged, cut short, or something else ({problem})"
+    )
 
 
 def _check_file(path: str | os.PathLike[str]) -> None:
-    """Refuse what is there, but is not a file: a pipe would keep its reader waiting, a device has no end."""
+    """Refuse what is there, but is not a file: a pipe would keep its reader waiting, a device has
+    no end."""
     if Path(path).exists() and not Path(path).is_file():
         raise PotFileError(f"{path} is not a file")
 
@@ -201,7 +231,9 @@ def _check_file(path: str | os.PathLike[str]) -> None:
 def _header(path: str | os.PathLike[str], raw: str | None) -> dict[str, Any]:
     """What a pot file says about itself, from the text it says it in."""
     if raw is None:
-        raise PotFileError(f"{path} is a safetensors file, but not a pot: it was not written by infinipot")
+        raise PotFileError(
+            f"{path} is a safetensors file, but not a pot: it was not written by infinipot"
+        )
     try:
         header = json.loads(raw)
         version = int(header["version"])
@@ -210,40 +242,62 @@ def _header(path: str | os.PathLike[str], raw: str | None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
         raise PotFileError(f"{path} is damaged: its header cannot be read ({problem})") from None
     if version > VERSION:
-        raise PotFileError(f"{path} has format version {version}; this infinipot reads up to {VERSION}: update infinipot to use it")
+        raise PotFileError(
+            f"{path} has format version {version}; this infinipot reads up to {VERSION}: update infinipot to use it"
+        )
     return dict(header)
 
 
 def _check_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> None:
     for name, kinds in HEADER.items():
         if not isinstance(header.get(name, ...), kinds):
-            raise PotFileError(f"{path} is damaged, or was written by another program: its header has no usable {name!r}")
+            raise PotFileError(
+                f"{path} is damaged, or was written by another program: its header has no usable {name!r}"
+            )
 
 
 def _told(content: bytes, size: int) -> str | None:
-    """What the first bytes of a safetensors file of `size` bytes say of the pot. Raises what wrong content makes."""
+    """What the first bytes of a safetensors file of `size` bytes say of the pot. Raises what wrong
+    content makes."""
     length = int.from_bytes(content[:8], "little")
     known = json.loads(content[8 : 8 + length])
     ends = [about["data_offsets"][1] for name, about in known.items() if name != "__metadata__"]
     if max(ends, default=0) + 8 + length != size:
-        raise ValueError(f"it has {size} bytes, and should have {max(ends, default=0) + 8 + length}")
+        raise ValueError(
+            f"it has {size} bytes, and should have {max(ends, default=0) + 8 + length}"
+        )
     told = (known.get("__metadata__") or {}).get(FORMAT)
-    return None if told is None else str(told)
+    if told is None:
+        return None
+    return str(told)
 
 
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a pot file says about itself, without reading its entries. Refuses files that are not pots, or of a newer format."""
+    """What a pot file says about itself, without reading its entries. Refuses files that are not
+    pots, or of a newer format."""
     try:
         _check_file(path)
-        with open(path, "rb") as file:  # safetensors says that a file is not there when there are too many open
+        # safetensors says that a file is not there when there are too many open
+        with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             first = file.read(8)
             length = int.from_bytes(first, "little")
             if len(first) < 8 or length > min(size, LONGEST_HEADER):
                 raise ValueError("it has no header of a possible length")
             raw = _told(first + file.read(length), size)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OSError) as problem:
-        error = problem if isinstance(problem, PotFileError) else _unreadable(path, problem)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OSError,
+    ) as problem:
+        if isinstance(problem, PotFileError):
+            error = problem
+        else:
+            error = _unreadable(path, problem)
         raise error from error.__cause__
     header = _header(path, raw)
     _check_fields(path, header)
@@ -260,13 +314,19 @@ def _content(path: str | os.PathLike[str]) -> bytes:
             after = os.fstat(file.fileno())
         if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, len(content)):
             return content
-    raise PotFileError(f"{path} was changed while it was read: try again when whoever writes it is done")
+    raise PotFileError(
+        f"{path} was changed while it was read: try again when whoever writes it is done"
+    )
 
 
 def saved_options(config: PotConfig) -> dict[str, Any]:
-    """All options as a file keeps them; a policy of another package with the place where its class stands."""
+    """All options as a file keeps them; a policy of another package with the place where its class
+    stands."""
     policy = type(config.policy)
-    options = config.options if builtin(policy) else {**config.options, "policy_class": path_of(policy)}
+    if builtin(policy):
+        options = config.options
+    else:
+        options = {**config.options, "policy_class": path_of(policy)}
     try:
         saved: dict[str, Any] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as problem:
@@ -276,10 +336,16 @@ def saved_options(config: PotConfig) -> dict[str, Any]:
     return saved
 
 
-def config_of(path: str | os.PathLike[str], header: dict[str, Any], policy: Policy | type[Policy] | None = None) -> PotConfig:
-    """The options a pot was filled with; those of formats 1 and 2 under the names they have now, and with the defaults of their time.
+def config_of(
+    path: str | os.PathLike[str],
+    header: dict[str, Any],
+    policy: Policy | type[Policy] | None = None,
+) -> PotConfig:
+    """The options a pot was filled with; those of formats 1 and 2 under the names they have now,
+    and with the defaults of their time.
 
-    policy: that of a pot that a policy of another package filled, or its class. Raises PotFileError for options that are not there any more.
+    policy: that of a pot that a policy of another package filled, or its class. Raises PotFileError
+    for options that are not there any more.
     """
     options = dict(header["config"])
     try:
@@ -287,19 +353,26 @@ def config_of(path: str | os.PathLike[str], header: dict[str, Any], policy: Poli
         if header["version"] < 3:
             options = old_options(options, header["version"], own)
         made = own(**{name: frozen(options[name]) for name in own.options() if name in options})
-        config = PotConfig(**{name: frozen(options[name]) for name in FIELDS if name in options}, policy=made)
+        config = PotConfig(
+            **{name: frozen(options[name]) for name in FIELDS if name in options}, policy=made
+        )
     except PotFileError:
         raise
     except (TypeError, ValueError) as problem:
-        raise PotFileError(f"{path} was filled with options that this infinipot does not have: {problem}") from problem
+        raise PotFileError(
+            f"{path} was filled with options that this infinipot does not have: {problem}"
+        ) from problem
     if isinstance(policy, Policy) and policy != made:
         raise PotFileError(f"{path} was filled with {made}, not with {policy}: give it as it was")
     return config
 
 
-def policy_class(path: str | os.PathLike[str], options: dict[str, Any], policy: Policy | type[Policy] | None) -> type[Policy]:
+def policy_class(
+    path: str | os.PathLike[str], options: dict[str, Any], policy: Policy | type[Policy] | None
+) -> type[Policy]:
     """The class of the policy that a file names: one of ours, or the one that the caller passes."""
-    place, name = options.pop("policy_class", None), options["policy"]
+    place = options.pop("policy_class", None)
+    name = options["policy"]
     if place is None:
         known("policy", name, POLICIES)
         return POLICIES[name]
@@ -313,26 +386,44 @@ def policy_class(path: str | os.PathLike[str], options: dict[str, Any], policy: 
 
 
 def frozen(value: Any) -> Any:
-    return tuple(map(frozen, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(frozen, value))
+    return value
 
 
 def old_options(options: dict[str, Any], version: int, policy: type[Policy]) -> dict[str, Any]:
-    """Options of formats 1 and 2, which had all there were, whatever the policy: those that it has now. None was a policy's default."""
+    """Options of formats 1 and 2, which had all there were, whatever the policy: those that it has
+    now. None was a policy's default."""
     if options["distill_to"] == "auto" or options["layer_budget"] == "pyramid":
-        PotConfig(distill_to=options["distill_to"], layer_budget=options["layer_budget"])  # refuses it in a sentence
-    options = {RENAMED.get(name, name): value for name, value in options.items() if value is not None}
+        # refuses it in a sentence
+        PotConfig(distill_to=options["distill_to"], layer_budget=options["layer_budget"])
+    options = {
+        RENAMED.get(name, name): value for name, value in options.items() if value is not None
+    }
     if version == 1:
         options.setdefault("distill_to", options["pot_size"] // 2)
         if policy.name == "infinipot":
             options = {"pool": 7, "pool_mode": "avg", "recent": 0, **options}
-    return {name: value for name, value in options.items() if name in FIELDS or name in policy.options()}
+    return {
+        name: value for name, value in options.items() if name in FIELDS or name in policy.options()
+    }
 
 
-def in_force(path: str | os.PathLike[str], header: dict[str, Any], policy: Policy | type[Policy] | None = None) -> tuple[PotConfig, Plan]:
-    """The options a pot goes by, as far as they are decided, and its plan; its layers are known from format 3 on. Raises PotFileError."""
+def in_force(
+    path: str | os.PathLike[str],
+    header: dict[str, Any],
+    policy: Policy | type[Policy] | None = None,
+) -> tuple[PotConfig, Plan]:
+    """The options a pot goes by, as far as they are decided, and its plan; its layers are known
+    from format 3 on. Raises PotFileError."""
     config = config_of(path, header, policy)
     try:
-        layers = header["plan"]["layers"] if header.get("plan") else config.layer_budget if isinstance(config.layer_budget, tuple) else [None]
+        if header.get("plan"):
+            layers = header["plan"]["layers"]
+        elif isinstance(config.layer_budget, tuple):
+            layers = config.layer_budget
+        else:
+            layers = [None]
         plan = Plan.of(config, len(layers), header.get("catalyst"))
         if header.get("plan"):
             plan = plan.restored(header["plan"])
@@ -345,23 +436,32 @@ def in_force(path: str | os.PathLike[str], header: dict[str, Any], policy: Polic
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a pot file, checked byte by byte against the hash it carries."""
     try:
-        content = _content(path)  # all at once: one file is read, even if another takes its name meanwhile
-        tensors = load(content)  # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
+        # all at once: one file is read, even if another takes its name meanwhile
+        content = _content(path)
+        # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
+        tensors = load(content)
         raw = _told(content, len(content))
     except (SafetensorError, OSError) as problem:
         error = _unreadable(path, problem)
         raise error from error.__cause__
     header = _header(path, raw)
     if content_hash(tensors, header) != header.get("content_sha256"):
-        raise DamagedPotError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
+        raise DamagedPotError(
+            f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy"
+        )
     _check_fields(path, header)
     return tensors, header
 
 
 def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Origin) -> None:
     """Refuse a pot that another model or another tokenizer filled."""
-    saved, given = header["model"], here.model
-    for what, key in (("class", "class"), ("configuration", "config_sha256"), ("weights", "weights_sha256")):
+    saved = header["model"]
+    given = here.model
+    for what, key in (
+        ("class", "class"),
+        ("configuration", "config_sha256"),
+        ("weights", "weights_sha256"),
+    ):
         if saved[key] != given[key]:
             raise PotFileError(
                 f"{path} was filled by {saved['class']} {saved['name']!r}; the model given, {given['class']} {given['name']!r}, has another "
@@ -372,4 +472,6 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
             f"{path} holds entries in {saved['dtype']}, the model given runs in {given['dtype']}: load the model in {saved['dtype']}"
         )
     if header["tokenizer_sha256"] != here.tokenizer_sha256:
-        raise PotFileError(f"{path} was filled with another tokenizer than the one given: its tokens would mean something else")
+        raise PotFileError(
+            f"{path} was filled with another tokenizer than the one given: its tokens would mean something else"
+        )

@@ -40,9 +40,10 @@ def _listed(question: Question) -> str | list[int] | None:
 class Session:
     """A text of any length in a pot of fixed size.
 
-    model: a decoder-only transformers model. tokenizer: None if only token ids are used. config: sizes and policy. system: a system prompt,
-    pinned. template: whether the tokenizer's chat template stands around texts and questions. None: yes, unless the first thing read is
-    token ids; a session that begins with ids reads everything as it is.
+    model: a decoder-only transformers model. tokenizer: None if only token ids are used. config:
+    sizes and policy. system: a system prompt, pinned. template: whether the tokenizer's chat
+    template stands around texts and questions. None: yes, unless the first thing read is token ids;
+    a session that begins with ids reads everything as it is.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class Session:
         system: str | None = None,
         template: bool | None = None,
     ) -> None:
-        self.host = model if isinstance(model, ModelRunner) else ModelRunner(model)
+        if isinstance(model, ModelRunner):
+            self.host = model
+        else:
+            self.host = ModelRunner(model)
         self.tokenizer = tokenizer
         self.system = system
         self.template = template
@@ -67,12 +71,14 @@ class Session:
 
     @property
     def plan(self) -> Plan | None:
-        """What distillations go by, layer by layer; None while it still depends on whether a question will be known."""
+        """What distillations go by, layer by layer; None while it still depends on whether a
+        question will be known."""
         return self._reader.fixed_plan
 
     @property
     def config(self) -> PotConfig:
-        """The options that are in force; None: an option that is not decided yet, or that each layer has for itself (`plan` has them)."""
+        """The options that are in force; None: an option that is not decided yet, or that each
+        layer has for itself (`plan` has them)."""
         return self._reader.plan.shown_in(self._reader.options, decided=self.plan is not None)
 
     @property
@@ -89,17 +95,20 @@ class Session:
     # ---------------------------------------------------------------- reading
 
     def score_all(self) -> None:
-        """From now on note how surprising every token is that is read, also if the policy makes no use of it: after each chunk `pot.novelty`
-        ends in that chunk's."""
+        """From now on note how surprising every token is that is read, also if the policy makes no
+        use of it: after each chunk `pot.novelty` ends in that chunk's."""
         self._reader.score_novelty = True
         self.pot.read_by_chunk()
 
-    def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
+    def append(
+        self, text: Text, question: Question = None, progress: Progress | None = None
+    ) -> None:
         """Read on, distilling whenever the pot is full.
 
-        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is never held whole. question: what will be asked
-        (str or ids); it becomes the catalyst. progress: called after every chunk, when the pot is whole. Raises ValueError, before anything
-        is read, when the sizes leave no room. When reading is interrupted, what was read by then stays.
+        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is never
+        held whole. question: what will be asked (str or ids); it becomes the catalyst. progress:
+        called after every chunk, when the pot is whole. Raises ValueError, before anything is read,
+        when the sizes leave no room. When reading is interrupted, what was read by then stays.
         """
         self._reader.check_idle()
         lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
@@ -107,8 +116,10 @@ class Session:
         catalyst = self._catalyst_for(_listed(question), dialogue, settles=True)
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
-            was, before = (dialogue.in_text, dialogue.answered), self.stats.tokens_read
-            dialogue.in_text, dialogue.answered = True, False
+            was = (dialogue.in_text, dialogue.answered)
+            before = self.stats.tokens_read
+            dialogue.in_text = True
+            dialogue.answered = False
             try:
                 self._reader.read(ids, catalyst, progress, more)
             except BaseException:
@@ -117,11 +128,15 @@ class Session:
                 raise
 
     def _new_dialogue(self, raw: bool) -> Dialogue:
-        templated = self.tokenizer is not None and (not raw if self.template is None else self.template)
+        templated = self.tokenizer is not None and (
+            not raw if self.template is None else self.template
+        )
         if self.template and self.tokenizer is None:
             raise ValueError("template=True needs a tokenizer, which has the template: pass one")
         if self.system is not None and not templated:
-            raise ValueError("system is given, but this session uses no chat template to put it in: put it into the text instead")
+            raise ValueError(
+                "system is given, but this session uses no chat template to put it in: put it into the text instead"
+            )
         return Dialogue(self.tokenizer, self.system, templated)
 
     def _begin(self, dialogue: Dialogue) -> None:
@@ -131,24 +146,38 @@ class Session:
             self._reader.pin(dialogue.head())
             self._dialogue = dialogue
 
-    def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue, settles: bool) -> Tensor | None:
-        """Ids [1, |P|] of the prompt that is read at a distillation, [2, |P|] with its contrast; None if the policy needs none. Refuses one
-        that leaves no room. settles: what depends on whether there is a question goes by this one, unless something was distilled before."""
+    def _catalyst_for(
+        self, question: str | list[int] | None, dialogue: Dialogue, settles: bool
+    ) -> Tensor | None:
+        """Ids [1, |P|] of the prompt that is read at a distillation, [2, |P|] with its contrast;
+        None if the policy needs none. Refuses one that leaves no room. settles: what depends on
+        whether there is a question goes by this one, unless something was distilled before."""
         reader = self._reader
         policy = reader.policy
         if "catalyst" not in reader.plan.needs:
             return None
         kind = policy.catalyst or ("general" if question is None else "question")
         if kind == "question" and question is None:
-            raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
+            raise ValueError(
+                "catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'"
+            )
         if settles:
             reader.settle(kind)
         if kind == "plain":
             catalyst = self.pot.newest
         else:
-            prompt = question if kind == "question" and question is not None else PRESETS.get(kind, kind)
-            prompt = prompt if isinstance(prompt, str) else checked(prompt, self.host.vocabulary)
-            prefix = ANSWER_PREFIXES.get(kind, "") if policy.answer_prefix is None else policy.answer_prefix
+            if kind == "question" and question is not None:
+                prompt = question
+            else:
+                prompt = PRESETS.get(kind, kind)
+            if isinstance(prompt, str):
+                prompt = prompt
+            else:
+                prompt = checked(prompt, self.host.vocabulary)
+            if policy.answer_prefix is None:
+                prefix = ANSWER_PREFIXES.get(kind, "")
+            else:
+                prefix = policy.answer_prefix
             catalyst = reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(prefix))
             if policy.contrast is not None:
                 other = dialogue.catalyst(PRESETS.get(policy.contrast, policy.contrast))
@@ -159,35 +188,48 @@ class Session:
     # ---------------------------------------------------------------- answering
 
     def ask(self, question: Question = None, **sampling: Any) -> str:
-        """Answer from the pot and leave it as it was. Options are those of `Sampling`; greedy by default."""
+        """Answer from the pot and leave it as it was. Options are those of `Sampling`; greedy by
+        default."""
         return "".join(self.stream(question, **sampling))
 
     def chat(self, message: str, **sampling: Any) -> str:
-        """A turn that becomes part of the pot, with its answer. Unless config says otherwise, the general catalyst distils for it."""
+        """A turn that becomes part of the pot, with its answer. Unless config says otherwise, the
+        general catalyst distils for it."""
         return "".join(self.stream(message, keep=True, aware=False, **sampling))
 
-    def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Answer:
-        """Like `ask`, in pieces as they come. keep, aware: as in `turn`. Stopping at any piece is safe."""
+    def stream(
+        self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any
+    ) -> Answer:
+        """Like `ask`, in pieces as they come. keep, aware: as in `turn`. Stopping at any piece is
+        safe."""
         options = Sampling(**sampling)
         if self.host.sharded and options.temperature and options.seed is None:
-            raise ValueError("give a seed: every process of a model that is shared out must pick the same tokens")
+            raise ValueError(
+                "give a seed: every process of a model that is shared out must pick the same tokens"
+            )
         if self.tokenizer is None:
-            raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
-        tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
+            raise ValueError(
+                "the session has no tokenizer to turn an answer into text: pass one, or use stream_ids"
+            )
+        tokens = self.stream_ids(
+            question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware
+        )
         return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
 
     def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
-        """The answer's token ids, one by one; the id that ends it is not among them. Options are those of `turn`."""
+        """The answer's token ids, one by one; the id that ends it is not among them. Options are
+        those of `turn`."""
         prompt, how = self._prepare(question, **options)
         return answer(self._reader, prompt, seen=self._reader.progress, **how)
 
     def turn(self, question: Question = None, **options: Any) -> Turn:
-        """An answer that has not begun, to be run together with those of other sessions (`answering.together`); until its end the session
-        is busy.
+        """An answer that has not begun, to be run together with those of other sessions
+        (`answering.together`); until its end the session is busy.
 
-        max_tokens: most tokens of it. pick: next-token logits [1, V] float32 -> id. keep: question and answer become part of the pot. aware:
-        the question is the catalyst of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer
-        and the template name.
+        max_tokens: most tokens of it. pick: next-token logits [1, V] float32 -> id. keep: question
+        and answer become part of the pot. aware: the question is the catalyst of distillations made
+        for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer and the
+        template name.
         """
         prompt, how = self._prepare(question, **options)
         return Turn(self._reader, prompt, **how)
@@ -210,20 +252,46 @@ class Session:
         dialogue = self._dialogue or self._new_dialogue(raw=isinstance(asked, list))
         prompt = dialogue.question(asked)
         if not prompt and self.pot.hidden is None:
-            raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
-        catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
-        if keep or self._reader.plan.whole or not self._reader.fits(head + len(prompt) + max_tokens):
-            known = asked if aware or self._reader.policy.catalyst == "question" else None
+            raise ValueError(
+                "nothing has been read and nothing is asked: append a text or pass a question"
+            )
+        catalyst = None
+        if self._dialogue:
+            head = 0
+        else:
+            head = len(dialogue.head())
+        if (
+            keep
+            or self._reader.plan.whole
+            or not self._reader.fits(head + len(prompt) + max_tokens)
+        ):
+            if aware or self._reader.policy.catalyst == "question":
+                known = asked
+            else:
+                known = None
             anew = known or self._reader.last_catalyst is None
-            catalyst = self._catalyst_for(known, dialogue, settles=keep or self._reader.plan.whole) if anew else self._reader.last_catalyst
+            if anew:
+                catalyst = self._catalyst_for(
+                    known, dialogue, settles=keep or self._reader.plan.whole
+                )
+            else:
+                catalyst = self._reader.last_catalyst
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
 
         def settled() -> None:
-            dialogue.in_text, dialogue.answered = False, True
+            dialogue.in_text = False
+            dialogue.answered = True
 
-        options = {"max_tokens": max_tokens, "pick": pick, "stop_ids": stop_ids, "keep": keep, "catalyst": catalyst, "settled": settled}
+        options = {
+            "max_tokens": max_tokens,
+            "pick": pick,
+            "stop_ids": stop_ids,
+            "keep": keep,
+            "catalyst": catalyst,
+            "settled": settled,
+        }
         return prompt, options
 
     # ---------------------------------------------------------------- keeping
@@ -231,14 +299,18 @@ class Session:
     def fork(self) -> Session:
         """An independent session that goes on from the same pot; model and tokenizer are shared."""
         twin = copy.copy(self)
-        twin._reader, twin._dialogue = self._reader.copy(), copy.copy(self._dialogue)
+        twin._reader = self._reader.copy()
+        twin._dialogue = copy.copy(self._dialogue)
         return twin
 
     def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
-        """Write the pot to a file, whole or not at all. origin: that of this model and tokenizer, if it is known. Raises PotFileError."""
+        """Write the pot to a file, whole or not at all. origin: that of this model and tokenizer,
+        if it is known. Raises PotFileError."""
         self._reader.check_idle()
         if self._dialogue is None or self.pot.hidden is None:
-            raise pot_file.PotFileError("nothing has been read, so there is no pot to save: append a text first")
+            raise pot_file.PotFileError(
+                "nothing has been read, so there is no pot to save: append a text first"
+            )
         here = origin or pot_file.origin(self.host.model, self.tokenizer)
         tensors, numbers = self.pot.state()
         ids, skipped = self._reader.waiting()
@@ -274,32 +346,44 @@ class Session:
         origin: pot_file.Origin | None = None,
         policy: Policy | type[Policy] | None = None,
     ) -> Session:
-        """Go on from a saved pot, with the options it was filled with; only chunk_tokens may differ, as results do not depend on it.
+        """Go on from a saved pot, with the options it was filled with; only chunk_tokens may
+        differ, as results do not depend on it.
 
-        policy: for a pot that a policy of another package filled, that policy or its class: a file never imports code. Refuses, with
-        PotFileError, files that are damaged, foreign or newer.
+        policy: for a pot that a policy of another package filled, that policy or its class: a file
+        never imports code. Refuses, with PotFileError, files that are damaged, foreign or newer.
         """
-        host = model if isinstance(model, ModelRunner) else ModelRunner(model)
+        if isinstance(model, ModelRunner):
+            host = model
+        else:
+            host = ModelRunner(model)
         tensors, about = pot_file.read(path)
         try:
             pot_file.check_origin(path, about, origin or pot_file.origin(host.model, tokenizer))
             config = pot_file.config_of(path, about, policy)
             config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
-            session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
+            session = cls(
+                host, tokenizer, config, system=about["system"], template=about["templated"]
+            )
             session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
-            dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
+            dialogue.in_text = about["in_text"]
+            dialogue.answered = about["answered"]
             reader = session._reader
             reader.restore_plan(about.get("catalyst"), about.get("plan"))
             reader.restore_waiting(tensors.pop("tail").tolist(), about["skipped"])
             tensors = host.placed(tensors)
             catalyst = tensors.pop("catalyst", None)
             reader.pot.restore(tensors, about["pot"])
-            reader.last_catalyst = reader.pot.newest if about["usual_is_newest"] else catalyst
+            if about["usual_is_newest"]:
+                reader.last_catalyst = reader.pot.newest
+            else:
+                reader.last_catalyst = catalyst
             reader.pot.check()
         except pot_file.PotFileError:
             raise
         except Exception as problem:  # a file may say anything
             if out_of_memory(problem):
                 raise
-            raise pot_file.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
+            raise pot_file.PotFileError(
+                f"{path} is damaged, or was written by another program: {problem!r}"
+            ) from problem
         return session

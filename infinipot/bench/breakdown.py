@@ -20,23 +20,36 @@ from infinipot.scoring.representativeness import Scoring
 from infinipot.session import Session
 
 
-def parts(host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
-    """Seconds of each part between two distillations, and its share of the time in which what lies between them is read.
+def parts(
+    host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float
+) -> dict[str, Any]:
+    """Seconds of each part between two distillations, and its share of the time in which what lies
+    between them is read.
 
-    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds. compaction: a distillation that only takes
-    the newest. selection: what another adds to that. novelty: NuC of the text. What a policy has not is left out.
+    catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds.
+    compaction: a distillation that only takes the newest. selection: what another adds to that.
+    novelty: NuC of the text. What a policy has not is left out.
     """
     session = ready(host, config, ids)
     plan = session._reader.plan
     catalyst = session._reader.last_catalyst
     between = plan.pot_size - plan.distill_to - plan.reserve(catalyst)
-    seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(session, ids)
+    seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(
+        session, ids
+    )
     if session._reader.score_novelty and session.pot.hidden is not None:
         states = session.pot.hidden.expand(1, min(plan.chunk_tokens, between), -1).contiguous()
         targets = torch.tensor([ids[: states.shape[1]]], device=host.device)
-        seconds["novelty"] = cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
+        seconds["novelty"] = (
+            cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
+        )
     shares = {name: value * prefill_tps / between for name, value in seconds.items()}
-    return {"tokens_between": between, "seconds": seconds, "shares": shares, "overhead": sum(shares.values())}
+    return {
+        "tokens_between": between,
+        "seconds": seconds,
+        "shares": shares,
+        "overhead": sum(shares.values()),
+    }
 
 
 def ready(host: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
@@ -56,20 +69,26 @@ def room(session: Session) -> int:
 
 
 def last(session: Session) -> int:
-    """Tokens of the chunk that fills the pot: a whole one, or all that is read between two distillations but the one that caused the first."""
+    """Tokens of the chunk that fills the pot: a whole one, or all that is read between two
+    distillations but the one that caused the first."""
     plan = session._reader.plan
-    return min(plan.chunk_tokens, plan.pot_size - plan.distill_to - plan.reserve(session._reader.last_catalyst) - 1)
+    return min(
+        plan.chunk_tokens,
+        plan.pot_size - plan.distill_to - plan.reserve(session._reader.last_catalyst) - 1,
+    )
 
 
 def filled(session: Session, ids: list[int]) -> Pot:
     """A twin of a session's pot that is full."""
-    reader, twin = session._reader, session.pot.copy()
+    reader = session._reader
+    twin = session.pot.copy()
     take(session.host, [twin], reader.tensor(ids[: room(session)]), [reader.score_novelty])
     return twin
 
 
 def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
-    """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else by itself."""
+    """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else
+    by itself."""
     host = session.host
     distiller = session._reader.distiller
     catalyst = session._reader.last_catalyst
@@ -78,16 +97,29 @@ def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
     look, unseeing = distiller.watcher.look(catalyst)
     if not distiller.can_append_catalyst(session.pot, catalyst):
         full = filled(session, ids)
-        forward, whole = (cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look))
+        forward, whole = (
+            cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look)
+        )
         return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
     def read(pot: Pot, suffix: Tensor | None = None, look: Any = None) -> None:
-        take(host, [pot], chunk, [False], suffix, None if look is None else watching({}, look, unseeing))
+        take(
+            host,
+            [pot],
+            chunk,
+            [False],
+            suffix,
+            None if look is None else watching({}, look, unseeing),
+        )
 
     alone, forward, whole = (
         cost_s(work, lambda: (session.pot.copy(),))
-        for work in (read, partial(read, suffix=catalyst, look=blind), partial(read, suffix=catalyst, look=look))
+        for work in (
+            read,
+            partial(read, suffix=catalyst, look=blind),
+            partial(read, suffix=catalyst, look=look),
+        )
     )
     return {"catalyst_forward": forward - alone, "scores": whole - forward}
 

@@ -17,7 +17,8 @@ CATALYST = 32
 PROMPT = 8
 """Tokens read before an answer begins."""
 STARTS = 4
-"""Tokens of an answer that come before the pace is taken: what is recorded for a pot is recorded by then."""
+"""Tokens of an answer that come before the pace is taken: what is recorded for a pot is recorded by
+then."""
 
 
 def greedy(logits: Tensor) -> int:
@@ -30,7 +31,8 @@ def pace(times: list[float], rows: int) -> float:
 
 
 def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
-    """A new session that has read ids, with the first ones of them for a question; reading speed, seconds to the first token."""
+    """A new session that has read ids, with the first ones of them for a question; reading speed,
+    seconds to the first token."""
     session = Session(host, None, config)
     started = clock()
     session.append(ids, question=ids[:CATALYST])
@@ -40,19 +42,28 @@ def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session,
 
 
 def answer(session: Session, rows: int, tokens: int) -> float:
-    """Tokens a second of `rows` answers, decoded together, to questions that the pot did not know before."""
+    """Tokens a second of `rows` answers, decoded together, to questions that the pot did not know
+    before."""
     readers = [session.fork()._reader for _ in range(rows)]
     options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
-    turns = [Turn(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options) for number, reader in enumerate(readers)]
+    turns = [
+        Turn(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options)
+        for number, reader in enumerate(readers)
+    ]
     return pace([clock() for _ in together(turns)], rows)
 
 
-def measured(host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
-    """One row of the table: a text read and answered into the pot, as the command line does; then the pace of an answer, and of `batch`
-    together, each from a copy of the pot that its question did not shape."""
+def measured(
+    host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int
+) -> dict[str, Any]:
+    """One row of the table: a text read and answered into the pot, as the command line does; then
+    the pace of an answer, and of `batch` together, each from a copy of the pot that its question
+    did not shape."""
     with peak(host.device) as whole:
         session, row = read(host, config, ids)
-        for _ in session.stream_ids([1] * PROMPT, max_tokens=PROMPT, pick=greedy, stop_ids=set(), keep=True):
+        for _ in session.stream_ids(
+            [1] * PROMPT, max_tokens=PROMPT, pick=greedy, stop_ids=set(), keep=True
+        ):
             pass
     row["decode_tps"] = answer(session, 1, tokens)
     several: dict[str, Any] = {"batch_tps": None, "batch_peak_bytes": None}
@@ -61,7 +72,11 @@ def measured(host: ModelRunner, config: PotConfig, ids: list[int], batch: int, t
             several["batch_tps"] = answer(session, batch, tokens)
         several["batch_peak_bytes"] = most.bytes
     stats = session.stats
-    kept = {"kv_bytes": stats.pot_bytes, "distillations": stats.distillations, "peak_entries": stats.peak_entries}
+    kept = {
+        "kv_bytes": stats.pot_bytes,
+        "distillations": stats.distillations,
+        "peak_entries": stats.peak_entries,
+    }
     return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 

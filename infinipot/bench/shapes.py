@@ -69,7 +69,10 @@ def shaped(
         value = _weight(label, weight, place, dtype, random)
         set_module_tensor_to_device(model, label, place, value=value)
     model.tie_weights()
-    model = dispatch_model(model, places) if spread else model.to(device)
+    if spread:
+        model = dispatch_model(model, places)
+    else:
+        model = model.to(device)
     return model.eval()
 
 

@@ -30,7 +30,10 @@ NUMBERS = (
 @torch.no_grad()
 def forward(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
     """ids [B, T] -> the most likely next tokens [B, 1], and the cache."""
-    options = {} if cache is None else {cache_argument(model): cache}
+    if cache is None:
+        options = {}
+    else:
+        options = {cache_argument(model): cache}
     output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **options)
     return output.logits[:, -1:].argmax(dim=-1), output.past_key_values
 

@@ -1,4 +1,5 @@
-"""Several pots as one cache: each row of a batch attends to its own entries, and all else of a forward pass is shared.
+"""Several pots as one cache: each row of a batch attends to its own entries, and all else of a
+forward pass is shared.
 
 Nothing is padded: rows may differ in length, and a row's result is that of the row alone.
 """
@@ -24,7 +25,9 @@ class PassthroughLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -38,7 +41,8 @@ class PassthroughLayer(CacheLayerMixin):
 
 
 class BatchedLayer(PassthroughLayer):
-    """The same layer of several pots. `entries` holds, row by row, what attention reads: rotated keys and values."""
+    """The same layer of several pots. `entries` holds, row by row, what attention reads: rotated
+    keys and values."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
@@ -46,10 +50,21 @@ class BatchedLayer(PassthroughLayer):
         self.is_sliding = layers[0].is_sliding
         self.entries: list[tuple[Tensor, Tensor]] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for `entries`, which attention takes instead."""
-        rows = zip(self.layers, key_states.split(1), value_states.split(1), rotate_rows(self.layers, key_states, 0), strict=True)
-        self.entries = [layer.update(key, value, rotated=ready) for layer, key, value, ready in rows]
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for
+        `entries`, which attention takes instead."""
+        rows = zip(
+            self.layers,
+            key_states.split(1),
+            value_states.split(1),
+            rotate_rows(self.layers, key_states, 0),
+            strict=True,
+        )
+        self.entries = [
+            layer.update(key, value, rotated=ready) for layer, key, value, ready in rows
+        ]
         return key_states, value_states
 
     def get_seq_length(self) -> int:
@@ -60,13 +75,19 @@ class BatchedCache(Cache):
     """What a model is given as its cache while it reads a row into each of several pots."""
 
     def __init__(self, pots: Sequence[Any]) -> None:
-        super().__init__(layers=[BatchedLayer(layers) for layers in zip(*(pot.layers for pot in pots), strict=True)])
+        super().__init__(
+            layers=[
+                BatchedLayer(layers) for layers in zip(*(pot.layers for pot in pots), strict=True)
+            ]
+        )
 
 
 def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor | None]:
-    """x [B, heads, 1, D], a vector for each pot's layer, rotated in one go to the place of its next entry, less `ahead`: [1, heads, 1, D] each.
+    """x [B, heads, 1, D], a vector for each pot's layer, rotated in one go to the place of its next
+    entry, less `ahead`: [1, heads, 1, D] each.
 
-    None each where every layer must rotate its own: several vectors, or layers that do not rotate alike.
+    None each where every layer must rotate its own: several vectors, or layers that do not rotate
+    alike.
     """
     first = layers[0]
     if x.shape[2] > 1 or not all(_alike(first, layer) for layer in layers):
@@ -77,6 +98,9 @@ def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor
 
 def _alike(one: Any, other: Any) -> bool:
     """Whether both layers rotate what stands in one slot alike: by slot, and by equal tables."""
-    if not all(x.window is None and x.is_initialized and x.reset and x.size and x.rotation is not None for x in (one, other)):
+    if not all(
+        x.window is None and x.is_initialized and x.reset and x.size and x.rotation is not None
+        for x in (one, other)
+    ):
         return False
     return len(one.rotation.tables[one.device][0]) == len(other.rotation.tables[other.device][0])

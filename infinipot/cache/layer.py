@@ -1,7 +1,8 @@
 """One layer's entries, in slots allocated once.
 
-Keys are kept raw, with a rotated copy beside them that attention reads; the copy is made anew from the raw keys after every distillation,
-so nothing drifts. Entries in eight bits have no such copy: their keys are rotated whenever attention reads them.
+Keys are kept raw, with a rotated copy beside them that attention reads; the copy is made anew from
+the raw keys after every distillation, so nothing drifts. Entries in eight bits have no such copy:
+their keys are rotated whenever attention reads them.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ class PotOverflow(AssertionError):
 
 
 class PotLayer(CacheLayerMixin):
-    """Entries of one layer in `size` slots, [B, K, size, D]; slots 0 .. length-1 are taken, in text order.
+    """Entries of one layer in `size` slots, [B, K, size, D]; slots 0 .. length-1 are taken, in text
+    order.
 
-    size None: no bound. reset False: an entry keeps the position at which it was read (the paper's ablation of CR-RoPE). kind: the
-    eight-bit type entries are stored in, None for the model's own. attention_stats: what is remembered of attention.
-    `index` [B, K, S] int64 and `novelty` [B, K, S] float32 tell the survivors' place in the text and their NuC, `past` [B, K, S] float32,
-    where a policy wants it, the score they survived with.
+    size None: no bound. reset False: an entry keeps the position at which it was read (the paper's
+    ablation of CR-RoPE). kind: the eight-bit type entries are stored in, None for the model's own.
+    attention_stats: what is remembered of attention. `index` [B, K, S] int64 and `novelty` [B, K,
+    S] float32 tell the survivors' place in the text and their NuC, `past` [B, K, S] float32, where
+    a policy wants it, the score they survived with.
     """
 
     is_sliding = is_compileable = is_croppable = False
@@ -94,12 +97,17 @@ class PotLayer(CacheLayerMixin):
             self.rotation.reserve(size, key.device)
         self.slots = (Slots(key, size, self.kind), Slots(value, size, self.kind))
         mirrored = self.rotation is not None and self.kind is None
-        self.rotated = Slots(key, size).data if mirrored else None
+        if mirrored:
+            self.rotated = Slots(key, size).data
+        else:
+            self.rotated = None
 
     def _rotate(self, x: Tensor, start: int) -> Tensor:
         if self.rotation is None:
             return x
-        return self.rotation.slots(x, start) if self.reset else self.rotation.anywhere(x, start)
+        if self.reset:
+            return self.rotation.slots(x, start)
+        return self.rotation.anywhere(x, start)
 
     def read_keys(self, start: int, stop: int) -> Tensor:
         """Keys of the slots start .. stop-1 as attention reads them, [B, K, stop-start, D]."""
@@ -110,8 +118,16 @@ class PotLayer(CacheLayerMixin):
     def read_values(self, start: int, stop: int) -> Tensor:
         return self.slots[1].read(start, stop)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, rotated: Tensor | None = None, **more: Any) -> tuple[Tensor, Tensor]:
-        """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and values of all entries.
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        *args: Any,
+        rotated: Tensor | None = None,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """Take new entries [B, K, T, D], keys raw. Returns what attention reads: rotated keys and
+        values of all entries.
 
         rotated: the keys rotated, if that is done already.
         """
@@ -123,7 +139,10 @@ class PotLayer(CacheLayerMixin):
         for slots, x in zip(self.slots, (key_states, value_states), strict=True):
             slots.write(start, x)
         if self.rotated is not None:
-            self.rotated[:, :, start:stop] = self._rotate(key_states, self.position) if rotated is None else rotated
+            if rotated is None:
+                self.rotated[:, :, start:stop] = self._rotate(key_states, self.position)
+            else:
+                self.rotated[:, :, start:stop] = rotated
         self.advance(stop - start)
         return self.read_keys(0, stop), self.read_values(0, stop)
 
@@ -140,7 +159,8 @@ class PotLayer(CacheLayerMixin):
     def note_attention(self, raw: Tensor, query: Tensor, key: Tensor, scoring: Scoring) -> None:
         """Remember what the policy asks for of the attention of T new tokens.
 
-        raw, query: their queries before and after rotation, [B, H, T, D]. key: rotated keys of all entries, [B, K, N, D].
+        raw, query: their queries before and after rotation, [B, H, T, D]. key: rotated keys of all
+        entries, [B, K, N, D].
         """
         if self.attention_stats is not None:
             self.attention_stats = self.attention_stats.after(raw, query, key, scoring)
@@ -150,7 +170,8 @@ class PotLayer(CacheLayerMixin):
         return {name: x for name in DESCRIPTION if (x := getattr(self, name, None)) is not None}
 
     def copy_survivors(self) -> None:
-        """Keep what is known about the survivors in tensors of its own: a recorded cycle writes into them."""
+        """Keep what is known about the survivors in tensors of its own: a recorded cycle writes
+        into them."""
         for name, x in self.survivors().items():
             setattr(self, name, x.clone())
 
@@ -186,8 +207,16 @@ class PotLayer(CacheLayerMixin):
         """Turn the queries [B, H, T, D] of the T newest entries."""
         return self._rotate(query, self.position - query.shape[-2])
 
-    def keep(self, indices: Tensor, index: Tensor, novelty: Tensor, pinned: int, past: Tensor | None = None) -> None:
-        """Distil in place: keep the entries at `indices` [B, K, C], ascending; the first `pinned` of them stay where they are.
+    def keep(
+        self,
+        indices: Tensor,
+        index: Tensor,
+        novelty: Tensor,
+        pinned: int,
+        past: Tensor | None = None,
+    ) -> None:
+        """Distil in place: keep the entries at `indices` [B, K, C], ascending; the first `pinned`
+        of them stay where they are.
 
         index, novelty, past [B, K, P] describe all entries before the distillation.
         """
@@ -196,16 +225,26 @@ class PotLayer(CacheLayerMixin):
             stored.move(pinned, indices[..., pinned:])
         self.index = index.gather(2, indices)
         self.novelty = novelty.gather(2, indices)
-        self.past = None if past is None else past.gather(2, indices)
-        self.attention_stats = None if self.attention_stats is None else self.attention_stats.select(indices)
+        if past is None:
+            self.past = None
+        else:
+            self.past = past.gather(2, indices)
+        if self.attention_stats is None:
+            self.attention_stats = None
+        else:
+            self.attention_stats = self.attention_stats.select(indices)
         self.length = length
         if self.reset:
             self.position = length
         if self.rotated is not None:
             if self.reset:
-                self.rotated[:, :, pinned:length] = self._rotate(self.slots[0].read(pinned, length), pinned)
+                self.rotated[:, :, pinned:length] = self._rotate(
+                    self.slots[0].read(pinned, length), pinned
+                )
             else:
-                self.rotated[:, :, :length] = self.rotated.gather(2, indices[..., None].expand(*indices.shape, self.rotated.shape[-1]))
+                self.rotated[:, :, :length] = self.rotated.gather(
+                    2, indices[..., None].expand(*indices.shape, self.rotated.shape[-1])
+                )
 
     def clear(self) -> None:
         """Forget all entries; the slots stay where they are."""
@@ -226,19 +265,32 @@ class PotLayer(CacheLayerMixin):
         if self.is_initialized:
             with torch.inference_mode(False):
                 twin.slots = (self.slots[0].copy(), self.slots[1].copy())
-                twin.rotated = None if self.rotated is None else self.rotated.clone()
+                if self.rotated is None:
+                    twin.rotated = None
+                else:
+                    twin.rotated = self.rotated.clone()
                 twin.copy_survivors()
         return twin
 
     def state(self) -> dict[str, Tensor]:
         """Everything that cannot be computed again, without the empty slots."""
         named = zip(("keys", "values"), self.slots, strict=True)
-        taken = {name + suffix: x for name, slots in named for suffix, x in slots.state(self.length).items()}
+        taken = {
+            name + suffix: x
+            for name, slots in named
+            for suffix, x in slots.state(self.length).items()
+        }
         if not self.reset and self.rotated is not None:
             taken["rotated"] = self.rotated[:, :, : self.length]
-        return taken | self.survivors() | ({} if self.attention_stats is None else self.attention_stats.state())
+        return (
+            taken
+            | self.survivors()
+            | ({} if self.attention_stats is None else self.attention_stats.state())
+        )
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
+    def restore(
+        self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
+    ) -> None:
         """dtype: the model's, in which entries are read, whatever they are stored in."""
         length = state["keys"].shape[2]
         like = [state[name][:, :, :0].to(dtype) for name in ("keys", "values")]
@@ -250,20 +302,33 @@ class PotLayer(CacheLayerMixin):
         self.index = state["index"]
         self.novelty = state["novelty"]
         self.past = state.get("past")
-        self.attention_stats = None if self.attention_stats is None else self.attention_stats.with_state(state)
+        if self.attention_stats is None:
+            self.attention_stats = None
+        else:
+            self.attention_stats = self.attention_stats.with_state(state)
         if self.rotated is not None:
-            self.rotated[:, :, :length] = self._rotate(state["keys"], 0) if self.reset else state["rotated"]
+            if self.reset:
+                self.rotated[:, :, :length] = self._rotate(state["keys"], 0)
+            else:
+                self.rotated[:, :, :length] = state["rotated"]
         self.length = length
         self.position = position
         self.peak = peak
 
     def entry_bytes(self) -> int:
-        """Bytes of all slots allocated (raw keys, the rotated copy, values) and of what is known about survivors."""
+        """Bytes of all slots allocated (raw keys, the rotated copy, values) and of what is known
+        about survivors."""
         if not self.is_initialized:
             return 0
         stored = [x for slots in self.slots for x in slots.tensors]
-        remembered = [] if self.attention_stats is None else list(self.attention_stats.state().values())
-        rotated = [] if self.rotated is None else [self.rotated]
+        if self.attention_stats is None:
+            remembered = []
+        else:
+            remembered = list(self.attention_stats.state().values())
+        if self.rotated is None:
+            rotated = []
+        else:
+            rotated = [self.rotated]
         return sum(x.nbytes for x in (*stored, *rotated, *self.survivors().values(), *remembered))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -273,4 +338,6 @@ class PotLayer(CacheLayerMixin):
         return self.length
 
     def get_max_length(self) -> int:
-        return -1 if self.size is None else self.size
+        if self.size is None:
+            return -1
+        return self.size

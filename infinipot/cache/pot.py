@@ -1,4 +1,5 @@
-"""The pot: a transformers cache whose full-attention layers hold at most |M| entries. It knows no policy."""
+"""The pot: a transformers cache whose full-attention layers hold at most |M| entries. It knows no
+policy."""
 
 from __future__ import annotations
 
@@ -25,10 +26,11 @@ NEWEST = 32
 class Layout:
     """What a pot is made of.
 
-    size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they differ. reset: CR-RoPE.
-    kind: the eight-bit type of stored entries, None for the model's own. attention_stats: what layers remember of
-    attention. grouping: how many distant entries share a position, and how many newest do not (SelfExtend). distils:
-    whether there is ever a distillation.
+    size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they
+    differ. reset: CR-RoPE. kind: the eight-bit type of stored entries, None for the model's own.
+    attention_stats: what layers remember of attention. grouping: how many distant entries share a
+    position, and how many newest do not (SelfExtend). distils: whether there is ever a
+    distillation.
     """
 
     size: int | None
@@ -46,7 +48,8 @@ UNSAVED = {"saved": False}
 
 @dataclass(eq=False, repr=False)
 class Bookkeeping:
-    """What goes with a pot's entries from one chunk to the next. Whoever adds a field adds it here, and nowhere else.
+    """What goes with a pot's entries from one chunk to the next. Whoever adds a field adds it here,
+    and nowhere else.
 
     Tensors are replaced, never written to, except `newest`.
     """
@@ -99,16 +102,29 @@ class Mark:
 class Pot(Bookkeeping, Cache):
     """All layers' entries, and their bookkeeping, which only the pot itself writes.
 
-    by_chunk: whether someone looks at the pot after every chunk, so that no cycle runs as one. start: while a cycle is
-    recorded, how many tokens were read before it, a number on the device.
+    by_chunk: whether someone looks at the pot after every chunk, so that no cycle runs as one.
+    start: while a cycle is recorded, how many tokens were read before it, a number on the device.
     """
 
     def __init__(
-        self, windows: list[int | None], states: list[int], rotations: list[Rotation | None], layout: Layout, device: torch.device | None = None
+        self,
+        windows: list[int | None],
+        states: list[int],
+        rotations: list[Rotation | None],
+        layout: Layout,
+        device: torch.device | None = None,
     ) -> None:
         sizes = iter(layout.sizes or (layout.size,) * len(windows))
         layers = [
-            new_layer(window, carried, rotation, next(sizes) if window is None else None, layout.reset, layout.kind, layout.attention_stats)
+            new_layer(
+                window,
+                carried,
+                rotation,
+                next(sizes) if window is None else None,
+                layout.reset,
+                layout.kind,
+                layout.attention_stats,
+            )
             for window, carried, rotation in zip(windows, states, rotations, strict=True)
         ]
         Cache.__init__(self, layers=layers)
@@ -127,7 +143,8 @@ class Pot(Bookkeeping, Cache):
 
     @property
     def bounded(self) -> list[PotLayer]:
-        """The layers that the size bounds: full attention, not sliding windows, nor layers that only carry a state."""
+        """The layers that the size bounds: full attention, not sliding windows, nor layers that
+        only carry a state."""
         return [layer for layer in self.layers if isinstance(layer, PotLayer)]
 
     @property
@@ -143,13 +160,18 @@ class Pot(Bookkeeping, Cache):
     @property
     def room(self) -> float:
         """How many more entries every layer has room for; infinite without a bound."""
-        return min(torch.inf if layer.size is None else layer.size - layer.length for layer in self.bounded)
+        return min(
+            torch.inf if layer.size is None else layer.size - layer.length for layer in self.bounded
+        )
 
     @property
     def peak(self) -> int:
-        """Most entries a bounded layer ever held at one moment; the mean over layers, rounded up, where they have sizes of their own."""
+        """Most entries a bounded layer ever held at one moment; the mean over layers, rounded up,
+        where they have sizes of their own."""
         peaks = [layer.peak for layer in self.bounded]
-        return -(-sum(peaks) // len(peaks)) if len({layer.size for layer in self.bounded}) > 1 else max(peaks)
+        if len({layer.size for layer in self.bounded}) > 1:
+            return -(-sum(peaks) // len(peaks))
+        return max(peaks)
 
     @property
     def entry_bytes(self) -> int:
@@ -158,27 +180,36 @@ class Pot(Bookkeeping, Cache):
     @property
     def bytes_per_token(self) -> int:
         """What one token's keys and values take in all layers of an ordinary cache."""
-        return 0 if self.hidden is None else sum(layer.width for layer in self.layers) * self.hidden.element_size()
+        if self.hidden is None:
+            return 0
+        return sum(layer.width for layer in self.layers) * self.hidden.element_size()
 
     def described(self, layer: PotLayer) -> tuple[Tensor, Tensor]:
-        """Place in the text and NuC of all entries of a layer, [B, K, P] each. Fresh entries are the newest tokens, in order."""
+        """Place in the text and NuC of all entries of a layer, [B, K, P] each. Fresh entries are
+        the newest tokens, in order."""
         fresh = layer.length - layer.index.shape[-1]
         shape = (*layer.index.shape[:2], fresh)
         places = torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read
         if self.start is not None:
             places = places + self.start
         novelty = self.novelty.to(layer.novelty.device)[:, None].expand(shape)
-        return torch.cat((layer.index, places.expand(shape)), dim=-1), torch.cat((layer.novelty, novelty), dim=-1)
+        return torch.cat((layer.index, places.expand(shape)), dim=-1), torch.cat(
+            (layer.novelty, novelty), dim=-1
+        )
 
-    def follow(self, ids: Tensor, hidden: Tensor, novelty: Tensor, logits: Tensor | None = None) -> None:
-        """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's hidden state [B, 1, hidden], and the logits
-        [B, V] of what follows it, if they are known."""
+    def follow(
+        self, ids: Tensor, hidden: Tensor, novelty: Tensor, logits: Tensor | None = None
+    ) -> None:
+        """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's
+        hidden state [B, 1, hidden], and the logits [B, V] of what follows it, if they are known."""
         self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
         if self.distils:
             self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
         self.hidden = hidden
         self.logits = logits
-        self.newest.copy_(torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :])
+        self.newest.copy_(
+            torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :]
+        )
         self.tokens_read += ids.shape[1]
 
     def distilled(self, seconds: float) -> None:
@@ -189,7 +220,8 @@ class Pot(Bookkeeping, Cache):
         self.distill_s += seconds
 
     def replayed(self, count: int, hidden: Tensor) -> None:
-        """Note what a recorded cycle has done: it read `count` tokens until the pot was full, and distilled it.
+        """Note what a recorded cycle has done: it read `count` tokens until the pot was full, and
+        distilled it.
 
         hidden: the last token's hidden state [B, 1, hidden].
         """
@@ -204,8 +236,8 @@ class Pot(Bookkeeping, Cache):
     def recording(self, start: Tensor, hidden: Tensor) -> Iterator[None]:
         """Inside, what is done to the pot is recorded, not run. Afterwards the pot is as before.
 
-        start: how many tokens were read before. hidden: the last one's hidden state [B, 1, hidden]. Both are read anew, at
-        the same addresses, whenever the recording runs.
+        start: how many tokens were read before. hidden: the last one's hidden state [B, 1, hidden].
+        Both are read anew, at the same addresses, whenever the recording runs.
         """
         parts = (self, *self.layers)
         before = [dict(vars(part)) for part in parts]
@@ -239,7 +271,8 @@ class Pot(Bookkeeping, Cache):
             layer.note_peak(its.peak)
 
     def advance(self, count: int) -> None:
-        """Count `count` more entries of every layer, whose slots have been written; fewer if negative.
+        """Count `count` more entries of every layer, whose slots have been written; fewer if
+        negative.
 
         Only where every layer has slots: a window has let older entries go.
         """
@@ -255,19 +288,33 @@ class Pot(Bookkeeping, Cache):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors by name and plain numbers, from which `restore` makes an equal pot."""
-        tensors = {f"layers.{n}.{name}": x for n, layer in enumerate(self.layers) for name, x in layer.state().items()}
+        tensors = {
+            f"layers.{n}.{name}": x
+            for n, layer in enumerate(self.layers)
+            for name, x in layer.state().items()
+        }
         numbers: dict[str, Any] = {}
         for name in SAVED:
             value = getattr(self, name)
             (tensors if isinstance(value, Tensor) else numbers)[name] = value
-        return tensors, {**numbers, "positions": [layer.position for layer in self.layers], "peaks": [layer.peak for layer in self.layers]}
+        return tensors, {
+            **numbers,
+            "positions": [layer.position for layer in self.layers],
+            "peaks": [layer.peak for layer in self.layers],
+        }
 
     def restore(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Fill an empty pot with a saved state."""
         for n, layer in enumerate(self.layers):
             prefix = f"layers.{n}."
-            own = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
-            layer.restore(own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype)
+            own = {
+                name.removeprefix(prefix): x
+                for name, x in tensors.items()
+                if name.startswith(prefix)
+            }
+            layer.restore(
+                own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype
+            )
         if tensors["newest"].shape != self.newest.shape:
             raise ValueError("its newest tokens have another shape")
         known: dict[str, Any] = {**numbers, **tensors}
@@ -275,10 +322,20 @@ class Pot(Bookkeeping, Cache):
 
     def check(self) -> None:
         """Refuse a restored state whose parts do not fit together, before anything is done with it."""
-        numbers = (self.pinned, self.tokens_read, self.distillations, *(layer.position for layer in self.bounded))
+        numbers = (
+            self.pinned,
+            self.tokens_read,
+            self.distillations,
+            *(layer.position for layer in self.bounded),
+        )
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("its numbers are not whole numbers")
-        if self.hidden is None or self.hidden.ndim != 3 or self.fresh.ndim != 2 or self.novelty.ndim != 2:
+        if (
+            self.hidden is None
+            or self.hidden.ndim != 3
+            or self.fresh.ndim != 2
+            or self.novelty.ndim != 2
+        ):
             raise ValueError("its tensors have other shapes")
         for layer in self.bounded:
             places, novelty = self.described(layer)
@@ -298,7 +355,11 @@ class Pot(Bookkeeping, Cache):
         self.note(mark.books)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("a pot cannot be cropped: what was distilled is gone; fork the session before a trial instead")
+        raise ValueError(
+            "a pot cannot be cropped: what was distilled is gone; fork the session before a trial instead"
+        )
 
     def reorder_cache(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("beam search is not possible on a pot: beams would share one; use sampling or greedy decoding")
+        raise ValueError(
+            "beam search is not possible on a pot: beams would share one; use sampling or greedy decoding"
+        )

@@ -13,9 +13,11 @@ from infinipot.compat import CacheLayerMixin
 
 
 class WindowLayer(CacheLayerMixin):
-    """A sliding-window layer keeps its own window, exactly as without a pot: the last window-1 entries and the chunk being read.
+    """A sliding-window layer keeps its own window, exactly as without a pot: the last window-1
+    entries and the chunk being read.
 
-    Only distances count inside a window, so positions go on until the table ends and then start again, all keys rotated anew.
+    Only distances count inside a window, so positions go on until the table ends and then start
+    again, all keys rotated anew.
     """
 
     is_sliding = True
@@ -32,7 +34,9 @@ class WindowLayer(CacheLayerMixin):
 
     @property
     def length(self) -> int:
-        return self.keys.shape[2] if self.is_initialized else 0
+        if self.is_initialized:
+            return self.keys.shape[2]
+        return 0
 
     @property
     def width(self) -> int:
@@ -45,7 +49,9 @@ class WindowLayer(CacheLayerMixin):
         self.values = value_states[:, :, :0]
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         fresh = key_states.shape[2]
@@ -65,7 +71,9 @@ class WindowLayer(CacheLayerMixin):
         rotated = torch.cat((self.rotated, rotated), dim=2)
         self.note_peak(keys.shape[2])
         kept = slice(max(0, keys.shape[2] - self.window + 1), None)
-        self.keys, self.values, self.rotated = (x[:, :, kept].clone() for x in (keys, values, rotated))
+        self.keys, self.values, self.rotated = (
+            x[:, :, kept].clone() for x in (keys, values, rotated)
+        )
         return rotated, values
 
     def note_peak(self, peak: int) -> None:
@@ -73,10 +81,15 @@ class WindowLayer(CacheLayerMixin):
         self.peak = max(self.peak, peak)
 
     def rotate_queries(self, query: Tensor) -> Tensor:
-        return query if self.rotation is None else self.rotation.slots(query, self.position - query.shape[-2])
+        if self.rotation is None:
+            return query
+        return self.rotation.slots(query, self.position - query.shape[-2])
 
     def mark(self) -> Any:
-        entries = (self.keys, self.values, self.rotated) if self.is_initialized else None
+        if self.is_initialized:
+            entries = (self.keys, self.values, self.rotated)
+        else:
+            entries = None
         return entries, self.position  # update makes new tensors, so these stay as they are
 
     def rollback(self, mark: Any) -> None:
@@ -91,7 +104,9 @@ class WindowLayer(CacheLayerMixin):
     def state(self) -> dict[str, Tensor]:
         return {"keys": self.keys, "values": self.values, "rotated": self.rotated}
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
+    def restore(
+        self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
+    ) -> None:
         self.lazy_initialization(state["keys"][:, :, :0], state["values"][:, :, :0])
         self.keys = state["keys"]
         self.values = state["values"]
@@ -100,7 +115,9 @@ class WindowLayer(CacheLayerMixin):
         self.peak = peak
 
     def entry_bytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values, self.rotated)) if self.is_initialized else 0
+        if self.is_initialized:
+            return sum(x.nbytes for x in (self.keys, self.values, self.rotated))
+        return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0

@@ -15,8 +15,12 @@ from infinipot.cli.options import origin
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run a command line, sys.argv by default. Returns the exit code; errors are one line on stderr."""
-    args = sys.argv[1:] if args is None else args
+    """Run a command line, sys.argv by default. Returns the exit code; errors are one line on
+    stderr."""
+    if args is None:
+        args = sys.argv[1:]
+    else:
+        args = args
     debug = "--debug" in args
     if not debug:
         hush()
@@ -28,7 +32,8 @@ def main(args: list[str] | None = None) -> int:
             sys.stdout.flush()
             return int(code or 0)
         except (ClosedOutput, BrokenPipeError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered goes nowhere, quietly
+            # what is still buffered goes nowhere, quietly
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 141
         except Exception as problem:
             if debug:
@@ -42,7 +47,8 @@ TORCHAO = {
     "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
     "torch.utils._pytree": ("Calling register_constant() on Enum subclasses",),
 }
-"""Logger -> what torchao, where it is installed, has printed whenever transformers imports it: about its libraries, and its use of torch."""
+"""Logger -> what torchao, where it is installed, has printed whenever transformers imports it:
+about its libraries, and its use of torch."""
 
 
 def not_from_torchao(record: logging.LogRecord) -> bool:
@@ -50,22 +56,34 @@ def not_from_torchao(record: logging.LogRecord) -> bool:
 
 
 def hush() -> None:
-    """No bars of other libraries, and no torchao's own warnings; works only before they are imported."""
+    """No bars of other libraries, and no torchao's own warnings; works only before they are
+    imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     for name in TORCHAO:
         logging.getLogger(name).addFilter(not_from_torchao)
 
 
 def explained(problem: Exception) -> tuple[str, int]:
-    """One line about what went wrong, and the exit code: 2 if what was given cannot be used, 1 if running it failed."""
+    """One line about what went wrong, and the exit code: 2 if what was given cannot be used, 1 if
+    running it failed."""
     if isinstance(problem, Stopped):
         return str(problem), 130
     usage = getattr(problem, "format_message", None)
     if usage is not None:  # click's errors, wherever typer keeps click
-        context, parameter = getattr(problem, "ctx", None), getattr(problem, "param", None)
-        came = origin(context, parameter.name) if context and parameter else ""
-        source = f" (from {came})" if came and not came.startswith("--") else ""
-        return f"{usage().rstrip('.')}{source} (see {getattr(context, 'command_path', 'infinipot')} --help)", 2
+        context = getattr(problem, "ctx", None)
+        parameter = getattr(problem, "param", None)
+        if context and parameter:
+            came = origin(context, parameter.name)
+        else:
+            came = ""
+        if came and not came.startswith("--"):
+            source = f" (from {came})"
+        else:
+            source = ""
+        return (
+            f"{usage().rstrip('.')}{source} (see {getattr(context, 'command_path', 'infinipot')} --help)",
+            2,
+        )
     text = " ".join(str(problem).split())
     if isinstance(problem, (BadUse, Failure, ValueError)):
         return text, 1 if isinstance(problem, Failure) else 2

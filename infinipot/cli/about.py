@@ -30,11 +30,14 @@ def pot(path: Path, policy: str | None, json: bool) -> None:
         "file": f"{path}, {about['file_bytes'] / 1e6:,.1f} MB, format {about['version']}",
         "model": f"{about['model']['name'] or '(no name)'}, {about['model']['class']}",
         "policy": ", ".join([config.policy.name, *policy_options(config.policy)]),
-        "pot": ", ".join([f"size {config.pot_size:,}, distil to {config.survivors}", *pot_options(config)]),
+        "pot": ", ".join(
+            [f"size {config.pot_size:,}, distil to {config.survivors}", *pot_options(config)]
+        ),
         "plan": planned(config, plan),
         "entries": f"{about['entries']:,} ({numbers['pinned']:,} pinned)",
         "read": f"{numbers['tokens_read']:,} tokens, {numbers['distillations']:,} distillations",
-        "template": ("chat" if about["templated"] else "none") + (f", system prompt {about['system']!r}" if about["system"] else ""),
+        "template": ("chat" if about["templated"] else "none")
+        + (f", system prompt {about['system']!r}" if about["system"] else ""),
     }
     for name, text in rows.items():
         put(f"{name:9} {text}\n")
@@ -44,16 +47,36 @@ def policy_options(policy: Policy) -> list[str]:
     """Those of a policy that the plan does not tell: what always matters, and what is not as usual."""
     usual = {field.name: field.default for field in dataclasses.fields(policy)}
     told = {"recent", "pool", "pool_mode", "sinks"}
-    always = {name: value for name, value in policy.values.items() if name in ("novelty", "catalyst")}
-    shown = {"catalyst": "question, else general"} if always.get("catalyst", "") is None else {}
+    always = {
+        name: value for name, value in policy.values.items() if name in ("novelty", "catalyst")
+    }
+    if always.get("catalyst", "") is None:
+        shown = {"catalyst": "question, else general"}
+    else:
+        shown = {}
     shown = {**always, **shown}
-    shown |= {name: value for name, value in policy.values.items() if name not in told and name not in shown and value != usual[name]}
-    return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in shown.items()]
+    shown |= {
+        name: value
+        for name, value in policy.values.items()
+        if name not in told and name not in shown and value != usual[name]
+    }
+    return [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in shown.items()
+    ]
 
 
 def pot_options(config: PotConfig) -> list[str]:
-    names = [field for field in dataclasses.fields(config) if field.name not in ("pot_size", "distill_to", "policy", "chunk_tokens")]
-    return [f"{field.name} {getattr(config, field.name)}" for field in names if getattr(config, field.name) != field.default]
+    names = [
+        field
+        for field in dataclasses.fields(config)
+        if field.name not in ("pot_size", "distill_to", "policy", "chunk_tokens")
+    ]
+    return [
+        f"{field.name} {getattr(config, field.name)}"
+        for field in names
+        if getattr(config, field.name) != field.default
+    ]
 
 
 def planned(config: PotConfig, plan: Plan) -> str:
@@ -86,6 +109,10 @@ def policy(text: str) -> None:
     put(f"{found.name}: {found.summary}\n" + (f"paper: {found.paper}\n" if found.paper else ""))
     texts = documentation(type(found))
     for name, value in found.values.items():
-        put(f"  {name} = {value!r}\n      {texts[name]}\n" if texts[name] else f"  {name} = {value!r}\n")
+        put(
+            f"  {name} = {value!r}\n      {texts[name]}\n"
+            if texts[name]
+            else f"  {name} = {value!r}\n"
+        )
     if not texts:
         put("It has no options of its own.\n")

@@ -1,4 +1,5 @@
-"""What `bench` and `plot` do beside measuring and drawing: read their options, load the model, print the table, keep the result."""
+"""What `bench` and `plot` do beside measuring and drawing: read their options, load the model,
+print the table, keep the result."""
 
 from __future__ import annotations
 
@@ -32,15 +33,23 @@ def lengths(text: str) -> tuple[int, ...]:
     """`8k,32k,1m` -> tokens; k is 1,024, m is 1,048,576."""
     found = []
     for part in text.lower().split(","):
-        digits, unit = (part[:-1], UNITS[part[-1]]) if part[-1:] in UNITS else (part, 1)
+        if part[-1:] in UNITS:
+            digits = part[:-1]
+            unit = UNITS[part[-1]]
+        else:
+            digits = part
+            unit = 1
         if not digits.strip().isdigit() or not int(digits):
-            raise BadUse(f"--lengths {text!r} is not allowed: give numbers of tokens with commas between, such as 8192 or 8k,32k,1m")
+            raise BadUse(
+                f"--lengths {text!r} is not allowed: give numbers of tokens with commas between, such as 8192 or 8k,32k,1m"
+            )
         found.append(int(digits) * unit)
     return tuple(sorted(set(found)))
 
 
 def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) -> None:
-    """Measure, print the table to stderr and the document, one line of JSON, to stdout, and add it to a file of such lines."""
+    """Measure, print the table to stderr and the document, one line of JSON, to stdout, and add it
+    to a file of such lines."""
     from infinipot.cli.run import silence
 
     if out is None and RESULTS.is_dir():
@@ -54,7 +63,9 @@ def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) ->
         loaded = load(given, model, spread)
     from infinipot.bench.comparison import compare
 
-    document = compare(Path(model).name, loaded, config, task, (lambda line: None) if quiet else say)
+    document = compare(
+        Path(model).name, loaded, config, task, (lambda line: None) if quiet else say
+    )
     for line in table(document):
         say(line)
     text = json.dumps(rounded(document))
@@ -71,7 +82,12 @@ def load(given: Given, model: str, spread: bool) -> Any:
 
     if model in SHAPES:
         device = load.best_device(given["device"] or "auto")
-        return shaped(model, device=device, dtype=load.best_dtype(given["dtype"] or "bfloat16", device), spread=spread)
+        return shaped(
+            model,
+            device=device,
+            dtype=load.best_dtype(given["dtype"] or "bfloat16", device),
+            spread=spread,
+        )
     if spread:
         raise BadUse(f"--spread is for shapes ({', '.join(SHAPES)}), not for {model}")
     wanted = {name: given[name] for name in ("device", "dtype") if given[name]}
@@ -87,12 +103,16 @@ def rounded(value: Any) -> Any:
         return float(f"{value:.5g}")
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
-    return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value
 
 
 def table(document: dict[str, Any]) -> Iterator[str]:
     """The document for people, line by line."""
-    model, machine, task = document["model"], document["machine"], document["task"]
+    model = document["model"]
+    machine = document["machine"]
+    task = document["task"]
     yield (
         f"{model['name']}, {model['parameters'] / 1e6:,.0f}M parameters, {model['dtype']}, {machine['gpu'] or machine['cpu']}, torch "
         f"{machine['torch']}, transformers {machine['transformers']}, stock attention {model['attention']}"
@@ -100,17 +120,31 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     yield f"pot {document['pot_size']:,}, distil to {document['distill_to']:,}; batch {task['batch']}; medians of up to {task['rounds']} rounds"
     yield f"{'tokens':>10} {'':6}" + "".join(f"{heading:>15}" for heading in COLUMNS)
     for row in document["rows"]:
-        cells = "".join(f"{cell(row.get(name), unit, digits):>15}" for name, unit, digits in COLUMNS.values())
-        yield f"{row['length']:>10,} {row['what']:6}{cells}" + (f"  {row['died']}" if row.get("died") else "")
+        cells = "".join(
+            f"{cell(row.get(name), unit, digits):>15}" for name, unit, digits in COLUMNS.values()
+        )
+        yield f"{row['length']:>10,} {row['what']:6}{cells}" + (
+            f"  {row['died']}" if row.get("died") else ""
+        )
     for ratio in document["ratios"]:
-        cells = "".join(f"{f'{ratio[name]:.2f} x' if name in ratio else '':>15}" for name, _, _ in COLUMNS.values())
+        cells = "".join(
+            f"{f'{ratio[name]:.2f} x' if name in ratio else '':>15}"
+            for name, _, _ in COLUMNS.values()
+        )
         yield f"{ratio['length']:>10,} {'ratio':6}{cells}"
-    speeds = {row["what"]: row["prefill_tps"] for row in document["rows"] if row["length"] == whole_loop(document)}
+    speeds = {
+        row["what"]: row["prefill_tps"]
+        for row in document["rows"]
+        if row["length"] == whole_loop(document)
+    }
     if speeds:
         novelty, all_of_it = (1 - speeds["pot"] / speeds[other] for other in ("no nuc", "loop"))
         yield f"of the time to read, novelty takes {100 * novelty:.1f} %, it and the catalyst together {100 * all_of_it:.1f} %"
     if parts := document["parts"]:
-        shares = ", ".join(f"{name.replace('_', ' ')} {100 * share:.1f} %" for name, share in parts["shares"].items())
+        shares = ", ".join(
+            f"{name.replace('_', ' ')} {100 * share:.1f} %"
+            for name, share in parts["shares"].items()
+        )
         yield f"part by part: {shares}; together {100 * parts['overhead']:.1f} %"
 
 
@@ -120,7 +154,9 @@ def whole_loop(document: dict[str, Any]) -> int | None:
 
 
 def cell(value: float | None, unit: float, digits: int) -> str:
-    return "-" if value is None else f"{value / unit:,.{digits}f}"
+    if value is None:
+        return "-"
+    return f"{value / unit:,.{digits}f}"
 
 
 def plot(results: Path, model: str | None, stem: Path | None) -> None:
@@ -129,7 +165,9 @@ def plot(results: Path, model: str | None, stem: Path | None) -> None:
     except ModuleNotFoundError as problem:
         raise BadUse(f"plotting needs {problem.name}: pip install 'infinipot[plot]'") from problem
     if not results.is_file():
-        raise BadUse(f"there is no file {results}: `infinipot bench MODEL --out {results}` makes one")
+        raise BadUse(
+            f"there is no file {results}: `infinipot bench MODEL --out {results}` makes one"
+        )
     document = figure.latest(results, model)
     stem = stem or results.with_name(f"{results.stem}-{document['model']['name']}")
     if not stem.absolute().parent.is_dir():

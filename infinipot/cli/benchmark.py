@@ -14,7 +14,9 @@ from infinipot.cli.options import COMMON, POT, Given, takes
 
 # ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
 
-evaluation = typer.Typer(help="Benchmarks: LongBench, perplexity over a long text, and whatever lm-evaluation-harness has.")
+evaluation = typer.Typer(
+    help="Benchmarks: LongBench, perplexity over a long text, and whatever lm-evaluation-harness has."
+)
 app.add_typer(evaluation, name="eval")
 
 
@@ -24,22 +26,49 @@ def longbench(
     model: Model,
     given: Given,
     out: Out,
-    data: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files (also .gz).")] = None,
-    style: Annotated[
-        Optional[Path], typer.Option(metavar="FOLDER", help="Rows made in LongBench's image: reported apart, never as LongBench.")
+    data: Annotated[
+        Optional[Path],
+        typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files (also .gz)."),
     ] = None,
-    tasks: Annotated[Optional[str], typer.Option(metavar="LIST", help="Only these tasks, as in qasper,trec. [default: all there are]")] = None,
-    half: Annotated[Optional[str], typer.Option(metavar="NAME", help="even or odd: only the rows with such a number, from 0.")] = None,
+    style: Annotated[
+        Optional[Path],
+        typer.Option(
+            metavar="FOLDER",
+            help="Rows made in LongBench's image: reported apart, never as LongBench.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="LIST", help="Only these tasks, as in qasper,trec. [default: all there are]"
+        ),
+    ] = None,
+    half: Annotated[
+        Optional[str],
+        typer.Option(metavar="NAME", help="even or odd: only the rows with such a number, from 0."),
+    ] = None,
     max_length: Annotated[
         Optional[int],
-        typer.Option(min=2, metavar="N", help="Longest prompt for policy full; its middle is cut out. [default: the model's window]"),
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Longest prompt for policy full; its middle is cut out. [default: the model's window]",
+        ),
     ] = None,
-    against: Annotated[Optional[str], typer.Option(metavar="POLICY", help="What others are compared with. [default: the first policy]")] = None,
+    against: Annotated[
+        Optional[str],
+        typer.Option(
+            metavar="POLICY", help="What others are compared with. [default: the first policy]"
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
-    """LongBench with its own prompts and metrics: the table, differences with intervals, prediction files in its format."""
+    """LongBench with its own prompts and metrics: the table, differences with intervals, prediction
+    files in its format."""
     if data is None and style is None:
-        raise BadUse("no rows: give the folder of LongBench's files with --data, or of others with --style")
+        raise BadUse(
+            "no rows: give the folder of LongBench's files with --data, or of others with --style"
+        )
     if half not in (None, "even", "odd"):
         raise BadUse(f"--half {half} is not allowed: it must be even or odd")
     table = bench(given, model, out, "infinipot")
@@ -47,12 +76,28 @@ def longbench(
     from infinipot.eval.metrics import needed
     from infinipot.eval.tasks import longbench as test
 
-    wanted = listed(tasks) if tasks else None
-    sets = {kind: test.read_rows(folder, wanted) for kind, folder in ((test.GENUINE, data), (test.STYLE, style)) if folder is not None}
+    if tasks:
+        wanted = listed(tasks)
+    else:
+        wanted = None
+    sets = {
+        kind: test.read_rows(folder, wanted)
+        for kind, folder in ((test.GENUINE, data), (test.STYLE, style))
+        if folder is not None
+    }
     needed({test.tasks()[row.task].metric for rows in sets.values() for row in rows})
     if against is not None and against not in (method.label for method in table.methods):
-        raise BadUse(f"--against {against} is not among the policies given: {', '.join(method.label for method in table.methods)}")
-    units = test.plan(table.model, table.methods, list(sets.items()), limit=given["limit"], half=half, max_length=max_length)
+        raise BadUse(
+            f"--against {against} is not among the policies given: {', '.join(method.label for method in table.methods)}"
+        )
+    units = test.plan(
+        table.model,
+        table.methods,
+        list(sets.items()),
+        limit=given["limit"],
+        half=half,
+        max_length=max_length,
+    )
     if not units:
         raise BadUse(f"there are no rows with {half} numbers")
     records = table.run(units, test.NAME, test.KEY, "longbench")
@@ -75,11 +120,15 @@ def perplexity(
     every: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens whose losses are averaged for a point of the figure.")] = 1024,
     json: Json = False,
 ) -> int:  # fmt: skip
-    """How well a text of any length is predicted while it is read through a pot. There is no question: the catalyst is general."""
+    """How well a text of any length is predicted while it is read through a pot. There is no
+    question: the catalyst is general."""
     for path in file:
         if not path.is_file():
             raise BadUse(f"there is no file {path}")
-    count = None if tokens is None else size(tokens)
+    if tokens is None:
+        count = None
+    else:
+        count = size(tokens)
     table = bench(given, model, out, "full,streaming,infinipot", asked=False)
     from infinipot.eval.tasks import perplexity as test
     from infinipot.optional import EVAL, need
@@ -109,7 +158,8 @@ def lm(
     include: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Tasks of your own, as the harness describes them.")] = None,
     json: Json = False,
 ) -> int:  # fmt: skip
-    """Tasks of lm-evaluation-harness (RULER, BABILong, ...) in bounded memory. The end of a prompt, its question, is the catalyst."""
+    """Tasks of lm-evaluation-harness (RULER, BABILong, ...) in bounded memory. The end of a prompt,
+    its question, is the catalyst."""
     if include is not None and not include.is_dir():
         raise BadUse(f"there is no folder {include}")
     table = bench(given, model, out, "infinipot")
@@ -119,7 +169,14 @@ def lm(
     need("lm_eval", "these tasks", LM)
     sizes = tuple(size(text) for text in listed(lengths or ""))
     lm_harness.check(listed(tasks), include)
-    options = {"fewshot": fewshot, "limit": given["limit"], "lengths": sizes, "chat": chat, "batch": batch, "include": include}
+    options = {
+        "fewshot": fewshot,
+        "limit": given["limit"],
+        "lengths": sizes,
+        "chat": chat,
+        "batch": batch,
+        "include": include,
+    }
     units = lm_harness.plan(table.model, table.methods, listed(tasks), **options)
     records = table.run(units, lm_harness.NAME, lm_harness.KEY, "lm")
     if not records:

@@ -26,7 +26,9 @@ def next_line(interactive: bool) -> str | None:
         if interactive:
             print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
-        return line.rstrip("\r\n") if line else None
+        if line:
+            return line.rstrip("\r\n")
+        return None
     except (EOFError, KeyboardInterrupt):
         return None
     except UnicodeDecodeError as problem:
@@ -56,7 +58,8 @@ def command(line: str, session: Session) -> bool:
 
 
 def talk(plan: run.Plan, session: Session) -> None:
-    """Read the text, if there is one, then answer messages until the input ends. The pot is saved at the end, if that is wanted."""
+    """Read the text, if there is one, then answer messages until the input ends. The pot is saved
+    at the end, if that is wanted."""
     interactive = sys.stdin.isatty()
     if plan.source is not None:
         run.read(plan, session)

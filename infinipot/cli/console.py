@@ -1,4 +1,5 @@
-"""The terminal: messages, progress, what Ctrl-C does. Everything here goes to stderr, except `Output`."""
+"""The terminal: messages, progress, what Ctrl-C does. Everything here goes to stderr, except
+`Output`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from infinipot import Session
 
-EVERY_S, EVERY_PLAIN_S = 0.1, 10.0
+EVERY_S = 0.1
+EVERY_PLAIN_S = 10.0
 """How often progress is shown, on a terminal and elsewhere."""
 CLEAR = "\r\x1b[K"
 
@@ -55,9 +57,10 @@ def put(text: str) -> None:
 
 
 class Interrupts:
-    """Ctrl-C raises KeyboardInterrupt, as usual, except in three places: `leaving()` it ends the program at once, as an exception could be
-    swallowed by an import in progress; `gently()` the first one only sets `asked`, for the work in hand to come to a point where it can
-    stop; `waiting()`, when nothing is in hand, it raises Stopped."""
+    """Ctrl-C raises KeyboardInterrupt, as usual, except in three places: `leaving()` it ends the
+    program at once, as an exception could be swallowed by an import in progress; `gently()` the
+    first one only sets `asked`, for the work in hand to come to a point where it can stop;
+    `waiting()`, when nothing is in hand, it raises Stopped."""
 
     def __init__(self) -> None:
         self.asked = self._leave = self._gentle = self._waiting = False
@@ -94,7 +97,9 @@ class Interrupts:
     @contextmanager
     def gently(self, note: str = "") -> Iterator[None]:
         """note: shown on a terminal when Ctrl-C is pressed and has not worked yet."""
-        self.asked, self._gentle, self._note = False, True, note
+        self.asked = False
+        self._gentle = True
+        self._note = note
         try:
             yield
         finally:
@@ -117,14 +122,21 @@ interrupts = Interrupts()
 
 
 class Progress:
-    """How far the reading has come: a bar that is redrawn on a terminal, elsewhere a line now and then, nothing if quiet."""
+    """How far the reading has come: a bar that is redrawn on a terminal, elsewhere a line now and
+    then, nothing if quiet."""
 
     def __init__(self, session: Session, source: Any, quiet: bool) -> None:
-        self.session, self.source = session, source
+        self.session = session
+        self.source = source
         self.before = session.stats.tokens_read
         self.started = self.shown = time.monotonic()
         self.live = terminal() and not quiet
-        self.every = float("inf") if quiet else EVERY_S if self.live else EVERY_PLAIN_S
+        if quiet:
+            self.every = float("inf")
+        elif self.live:
+            self.every = EVERY_S
+        else:
+            self.every = EVERY_PLAIN_S
         self.drawn = False
 
     def __call__(self) -> None:
@@ -144,13 +156,20 @@ class Progress:
     def line(self, now: float) -> str:
         stats = self.session.stats
         tokens = stats.tokens_read - self.before
-        parts = [f"{tokens:,} tokens", distillations(stats.distillations), f"{tokens / (now - self.started):,.0f} tok/s"]
+        parts = [
+            f"{tokens:,} tokens",
+            distillations(stats.distillations),
+            f"{tokens / (now - self.started):,.0f} tok/s",
+        ]
         share = self.source.share(tokens)
         if share is None:
             return "reading " + " · ".join(parts)
         left = (now - self.started) * (1 - share) / max(share, 1e-9)
         parts.append(f"{int(left // 60)}:{int(left % 60):02} left")
-        bar = ("█" * round(20 * share)).ljust(20, "░") + " " if self.live else ""
+        if self.live:
+            bar = ("█" * round(20 * share)).ljust(20, "░") + " "
+        else:
+            bar = ""
         return f"reading {bar}{100 * share:3.0f} % · " + " · ".join(parts)
 
     def close(self) -> None:
@@ -160,7 +179,8 @@ class Progress:
 
 @contextmanager
 def doing(what: str, quiet: bool) -> Iterator[None]:
-    """Shows what is being waited for, and takes it away afterwards. Ctrl-C leaves: there is nothing to lose yet."""
+    """Shows what is being waited for, and takes it away afterwards. Ctrl-C leaves: there is nothing
+    to lose yet."""
     shown = terminal() and not quiet
     if shown:
         print(f"{what} ...", end="", file=sys.stderr, flush=True)
@@ -178,9 +198,16 @@ def distillations(count: int) -> str:
 
 def statistics(session: Session) -> str:
     """What was read and what it takes, in one line."""
-    stats, size = session.stats, session.pot.size
-    pot = "a pot without a bound" if size is None else f"a pot of {size:,}"
-    unread = f", {stats.tokens_skipped:,} never read" if stats.tokens_skipped else ""
+    stats = session.stats
+    size = session.pot.size
+    if size is None:
+        pot = "a pot without a bound"
+    else:
+        pot = f"a pot of {size:,}"
+    if stats.tokens_skipped:
+        unread = f", {stats.tokens_skipped:,} never read"
+    else:
+        unread = ""
     return (
         f"{stats.tokens_read:,} tokens{unread} in {pot} (peak {stats.peak_entries:,}, {distillations(stats.distillations)}) · "
         f"{stats.pot_bytes / 1e6:,.1f} MB, a full cache {stats.full_cache_bytes / 1e6:,.1f} MB"

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from infinipot.cli.app import EPILOG, Model, app
-from infinipot.cli.console import CLEAR, EVERY_PLAIN_S, EVERY_S, BadUse, Failure, Stopped, doing, interrupts, put, say, terminal
+from infinipot.cli.console import (
+    CLEAR,
+    EVERY_PLAIN_S,
+    EVERY_S,
+    BadUse,
+    Failure,
+    Stopped,
+    doing,
+    interrupts,
+    put,
+    say,
+    terminal,
+)
 from infinipot.cli.options import COMMON, POT, Given, option, takes
 from infinipot.cli.policies import find_modules
 from infinipot.cli.run import silence
@@ -30,9 +42,18 @@ METHODS = (
     "The catalyst is the question unless --catalyst says otherwise.\n\n"
 )
 SWEEP = (
-    option("shard", str, "Only the i-th of n parts, as i/n; all parts write into the same folder.", env=False),
+    option(
+        "shard",
+        str,
+        "Only the i-th of n parts, as i/n; all parts write into the same folder.",
+        env=False,
+    ),
     option("limit", int, "Not more than this: rows of a task, else readings.", env=False),
-    option("workers", int, "Processes, each with the model; on several GPUs they take turns. [default: 1]"),
+    option(
+        "workers",
+        int,
+        "Processes, each with the model; on several GPUs they take turns. [default: 1]",
+    ),
     option("ray", str, "Spread the work over a Ray cluster: its address, or local.", env=False),
 )
 Out = Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Where results go; what is there already is not done again.",
@@ -42,10 +63,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON in
 
 def size(text: str) -> int:
     """`4096`, `4k`, `1m` -> tokens; k is 1,024, m is 1,024 k."""
-    number, unit = text.strip().lower(), 1
+    number = text.strip().lower()
+    unit = 1
     for ending, worth in (("k", 1 << 10), ("m", 1 << 20)):
         if number.endswith(ending):
-            number, unit = number[:-1], worth
+            number = number[:-1]
+            unit = worth
     try:
         value = float(number) * unit
     except ValueError:
@@ -61,7 +84,9 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 1:
-        raise BadUse(f"{text!r} is no depth: write numbers from 0 (the beginning) to 1 (the end), as in 0.1,0.5,0.9")
+        raise BadUse(
+            f"{text!r} is no depth: write numbers from 0 (the beginning) to 1 (the end), as in 0.1,0.5,0.9"
+        )
     return value
 
 
@@ -70,13 +95,23 @@ def listed(text: str) -> list[str]:
 
 
 class Bar:
-    """How far a sweep has come: a bar on a terminal, elsewhere a line now and then, nothing if quiet. Here Ctrl-C is heard."""
+    """How far a sweep has come: a bar on a terminal, elsewhere a line now and then, nothing if
+    quiet. Here Ctrl-C is heard."""
 
     def __init__(self, what: str, quiet: bool) -> None:
-        self.what, self.live = what, terminal() and not quiet
-        self.every = float("inf") if quiet else EVERY_S if self.live else EVERY_PLAIN_S
+        self.what = what
+        self.live = terminal() and not quiet
+        if quiet:
+            self.every = float("inf")
+        elif self.live:
+            self.every = EVERY_S
+        else:
+            self.every = EVERY_PLAIN_S
         self.started = time.monotonic()
-        self.shown = 0.0 if self.live else self.started
+        if self.live:
+            self.shown = 0.0
+        else:
+            self.shown = self.started
         self.already: int | None = None
 
     def __call__(self, done: int, total: int, title: str) -> None:
@@ -91,16 +126,31 @@ class Bar:
         self.shown = now
         line = self.line(done, total, title, now)
         if self.live:
-            print(CLEAR + line[: shutil.get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True)
+            print(
+                CLEAR + line[: shutil.get_terminal_size().columns - 1],
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
         else:
             say(line)
 
     def line(self, done: int, total: int, title: str, now: float) -> str:
         fresh = done - (self.already or 0)
-        left = (now - self.started) / fresh * (total - done) if fresh else None
-        bar = ("█" * round(20 * done / max(total, 1))).ljust(20, "░") + " " if self.live else ""
+        if fresh:
+            left = (now - self.started) / fresh * (total - done)
+        else:
+            left = None
+        if self.live:
+            bar = ("█" * round(20 * done / max(total, 1))).ljust(20, "░") + " "
+        else:
+            bar = ""
         parts = [f"{self.what} {bar}{done:,}/{total:,}"]
-        parts += [f"{int(left // 3600)}:{int(left % 3600 // 60):02}:{int(left % 60):02} left"] if left is not None else []
+        parts += (
+            [f"{int(left // 3600)}:{int(left % 3600 // 60):02}:{int(left % 60):02} left"]
+            if left is not None
+            else []
+        )
         return " · ".join([*parts, title] if title else parts)
 
     def close(self) -> None:
@@ -110,29 +160,40 @@ class Bar:
 
 @dataclasses.dataclass
 class Bench:
-    """What the measuring commands have in common: the model, the methods, the folder, and how the plan is run."""
+    """What the measuring commands have in common: the model, the methods, the folder, and how the
+    plan is run."""
 
     model: Any
     methods: list[Method]
     given: Given
     out: Path
 
-    def run(self, units: list[Any], name: str, key: tuple[str, ...], what: str, limit: int | None = None) -> list[Record]:
-        """Do what is left of the plan. Returns the records of the whole plan, as far as they are there."""
+    def run(
+        self, units: list[Any], name: str, key: tuple[str, ...], what: str, limit: int | None = None
+    ) -> list[Record]:
+        """Do what is left of the plan. Returns the records of the whole plan, as far as they are
+        there."""
         from infinipot.eval.about import note
         from infinipot.eval.results import Results, identity
         from infinipot.eval.runner import shard_of, sweep
 
         shard = shard_of(self.given["shard"] or "1/1")
         results = Results(self.out, name, key, shard)
-        options = {"shard": shard, "limit": limit, "workers": self.given["workers"] or 1, "ray": self.given["ray"]}
+        options = {
+            "shard": shard,
+            "limit": limit,
+            "workers": self.given["workers"] or 1,
+            "ray": self.given["ray"],
+        }
         bar = Bar(what, bool(self.given["quiet"]))
         try:
             with interrupts.gently("stopping after this reading (Ctrl-C again leaves at once)"):
                 failed = sweep(units, results, self.model, progress=bar, **options)
         except Stopped:
             bar.close()
-            raise Stopped(f"stopped; {len(results.done):,} results are in {results.path}, and the same command goes on from there") from None
+            raise Stopped(
+                f"stopped; {len(results.done):,} results are in {results.path}, and the same command goes on from there"
+            ) from None
         finally:
             bar.close()
         note(self.out, self.model, sys.argv[1:])
@@ -155,8 +216,9 @@ def bench(
     asked: bool = True,
     prompts: Mapping[str, str] | None = None,
 ) -> Bench:
-    """Check what was given, as far as that is possible without the model. system: whether a system prompt makes sense here. asked: whether
-    questions are asked. prompts: catalysts by names that only this study uses."""
+    """Check what was given, as far as that is possible without the model. system: whether a system
+    prompt makes sense here. asked: whether questions are asked. prompts: catalysts by names that
+    only this study uses."""
     if out.exists() and not out.is_dir():
         raise BadUse(f"cannot write into {out}: it is a file; give a folder")
     with doing("starting", bool(given["quiet"])):
@@ -164,7 +226,11 @@ def bench(
         from infinipot.eval.runner import Model as Which
 
         preset = given.origins.get("preset")
-        base = {name: value for name, value in given.pot.items() if name != "policy" and given.origins[name] != preset}
+        base = {
+            name: value
+            for name, value in given.pot.items()
+            if name != "policy" and given.origins[name] != preset
+        }
         find_modules(given["policy"] or "")
         chosen = methods(given["policy"] or default, base, asked, given["preset"], prompts)
         given.check_use([method.policy for method in chosen])
@@ -176,9 +242,13 @@ def bench(
     if workers is not None and workers < 1:
         raise BadUse(f"--workers {workers} is not allowed: it must be at least 1")
     if given["raw"]:
-        raise BadUse("--raw is not possible here: questions stand in the model's chat template, as its users ask them")
+        raise BadUse(
+            "--raw is not possible here: questions stand in the model's chat template, as its users ask them"
+        )
     if given["system"] and not system:
-        raise BadUse("--system is not possible here: what stands around the texts is part of this evaluation")
+        raise BadUse(
+            "--system is not possible here: what stands around the texts is part of this evaluation"
+        )
     return Bench(which, chosen, given, out)
 
 
@@ -213,7 +283,8 @@ def needle(
     """Hide facts in long texts and ask for them: a table and heat maps, length by depth."""
     if seed < 0:
         raise BadUse(f"--seed {seed} is not allowed: it must be at least 0")
-    sizes, places = [size(text) for text in listed(lengths)], [share(text) for text in listed(depths)]
+    sizes = [size(text) for text in listed(lengths)]
+    places = [share(text) for text in listed(depths)]
     if not sizes or not places:
         raise BadUse("give at least one length and one depth")
     table = bench(given, model, out, "infinipot", system=True)
@@ -239,15 +310,30 @@ def needle(
 @app.command("plot")
 def plot(
     results: Annotated[
-        Path, typer.Argument(metavar="RESULTS", help="A folder of needle, eval or study, or the file of bench.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="RESULTS",
+            help="A folder of needle, eval or study, or the file of bench.",
+            show_default=False,
+        ),
     ],
-    out: Annotated[Optional[Path], typer.Option("-o", "--out", metavar="FOLDER", help="Where tables and figures go. [default: beside]")] = None,
-    model: Annotated[Optional[str], typer.Option("--model", metavar="NAME", help="Of bench, this model's newest result.")] = None,
+    out: Annotated[
+        Optional[Path],
+        typer.Option(
+            "-o", "--out", metavar="FOLDER", help="Where tables and figures go. [default: beside]"
+        ),
+    ] = None,
+    model: Annotated[
+        Optional[str],
+        typer.Option("--model", metavar="NAME", help="Of bench, this model's newest result."),
+    ] = None,
     debug: bool = False,
 ) -> int:
     """Make tables and figures again from results, those of several shards together."""
     if not results.exists():
-        raise BadUse(f"there is no {results}: give the folder that --out named, or the file of bench")
+        raise BadUse(
+            f"there is no {results}: give the folder that --out named, or the file of bench"
+        )
     if results.is_file():
         from infinipot.cli import bench
 
@@ -271,9 +357,13 @@ def inspect(
                                                   "catalyst is another.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")] = 64,
 ) -> int:  # fmt: skip
-    """Show which tokens survived: a page with the text, shaded by how many layers and heads kept each token, and by each of them."""
+    """Show which tokens survived: a page with the text, shaded by how many layers and heads kept
+    each token, and by each of them."""
     if out.is_dir() or not out.absolute().parent.is_dir():
-        raise BadUse(f"cannot write {out}: " + ("it is a folder" if out.is_dir() else f"there is no folder {out.absolute().parent}"))
+        raise BadUse(
+            f"cannot write {out}: "
+            + ("it is a folder" if out.is_dir() else f"there is no folder {out.absolute().parent}")
+        )
     from infinipot.cli.source import Source
 
     source = Source(file)
@@ -290,7 +380,15 @@ def inspect(
     with doing(f"loading {model}", bool(given["quiet"])):
         replica = Replica(table.model)
     with doing("reading", bool(given["quiet"])):
-        seen = look(replica, table.model.label, table.methods[0], text, prompt, system=given["system"], max_tokens=max_tokens)
+        seen = look(
+            replica,
+            table.model.label,
+            table.methods[0],
+            text,
+            prompt,
+            system=given["system"],
+            max_tokens=max_tokens,
+        )
     write_whole(out, page(seen))
     if not given["quiet"]:
         say(f"{seen.facts}; the page is {out}")

@@ -1,4 +1,5 @@
-"""The options that commands share, declared once. Their defaults are those of the dataclasses they fill."""
+"""The options that commands share, declared once. Their defaults are those of the dataclasses they
+fill."""
 
 from __future__ import annotations
 
@@ -25,18 +26,31 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def dataclass_defaults() -> dict[str, Any]:
-    """The default of every option that has one, the same for all policies that have the option. It is read from the source, as importing it
-    would import torch, which takes seconds."""
+    """The default of every option that has one, the same for all policies that have the option. It
+    is read from the source, as importing it would import torch, which takes seconds."""
     found: dict[str, set[Any]] = {}
-    for path in (PACKAGE / "config.py", *sorted({*(PACKAGE / "policies").glob("*.py")} - {PACKAGE / "policies" / "base.py"})):
-        classes = [node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.ClassDef) and node.decorator_list]
-        for field in (line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)):
-            if isinstance(field.target, ast.Name) and isinstance(field.value, (ast.Constant, ast.Tuple)):
+    for path in (
+        PACKAGE / "config.py",
+        *sorted({*(PACKAGE / "policies").glob("*.py")} - {PACKAGE / "policies" / "base.py"}),
+    ):
+        classes = [
+            node
+            for node in ast.parse(path.read_text("utf-8")).body
+            if isinstance(node, ast.ClassDef) and node.decorator_list
+        ]
+        for field in (
+            line for node in classes for line in node.body if isinstance(line, ast.AnnAssign)
+        ):
+            if isinstance(field.target, ast.Name) and isinstance(
+                field.value, (ast.Constant, ast.Tuple)
+            ):
                 found.setdefault(field.target.id, set()).add(ast.literal_eval(field.value))
     return {name: values.pop() for name, values in found.items() if len(values) == 1}
 
 
-DEFAULTS = {name: default for name, default in dataclass_defaults().items() if default not in (None, (), "")} | {"policy": "infinipot"}
+DEFAULTS = {
+    name: default for name, default in dataclass_defaults().items() if default not in (None, (), "")
+} | {"policy": "infinipot"}
 
 
 def whole(text: Any) -> int:
@@ -57,23 +71,31 @@ def number(text: Any, what: str = "a number") -> float:
 
 def whole_or_auto(text: Any) -> int | str:
     """`auto` is refused later, with a sentence that says what became of it."""
-    return "auto" if text == "auto" else whole(text)
+    if text == "auto":
+        return "auto"
+    return whole(text)
 
 
 def number_or_once(text: Any) -> float | str:
-    return "once" if text == "once" else number(text, "a number, or once")
+    if text == "once":
+        return "once"
+    return number(text, "a number, or once")
 
 
 def weights(text: Any) -> Any:
     """A name, or numbers with commas between, also behind the last."""
-    return tuple(number(part) for part in text.removesuffix(",").split(",")) if "," in text else text
+    if "," in text:
+        return tuple(number(part) for part in text.removesuffix(",").split(","))
+    return text
 
 
 PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number}
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE"}
 
 
-def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, parser: Any = None, **more: Any) -> inspect.Parameter:
+def option(
+    name: str, kind: Any, help: str, *flags: str, env: bool = True, parser: Any = None, **more: Any
+) -> inspect.Parameter:
     """One option. Its value is None if neither flag nor environment nor config file gives it."""
     if name in DEFAULTS and kind is not bool and "[default" not in help:
         help += f" [default: {DEFAULTS[name]}]"
@@ -86,7 +108,12 @@ def option(name: str, kind: Any, help: str, *flags: str, env: bool = True, parse
         parser=parser or PARSERS.get(kind),
         **{"metavar": None if kind is bool else METAVARS[kind], **more},
     )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Optional[kind], info])  # noqa: UP045
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, info],
+    )
 
 
 def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:  # noqa: UP045
@@ -110,12 +137,23 @@ def from_config(context: typer.Context, path: Optional[Path]) -> Optional[Path]:
             known("option", name, CONFIGURABLE)
         except ValueError as problem:
             raise BadUse(f"{path}: {problem}") from None
-        items = value if isinstance(value, list) else [value]
-        if isinstance(value, dict) or (isinstance(value, list) and name != "stop" and not (value and name == "layer_budget")):
+        if isinstance(value, list):
+            items = value
+        else:
+            items = [value]
+        if isinstance(value, dict) or (
+            isinstance(value, list) and name != "stop" and not (value and name == "layer_budget")
+        ):
             raise BadUse(f"{path}: {name} must be one value, not {value!r}")
         if value is not None:
-            texts = [item if isinstance(item, bool) else str(item) for item in items]  # text, to be read as a flag's would be
-            values[name] = texts if name == "stop" else "".join(f"{text}," for text in texts) if isinstance(value, list) else texts[0]
+            # text, to be read as a flag's would be
+            texts = [item if isinstance(item, bool) else str(item) for item in items]
+            if name == "stop":
+                values[name] = texts
+            elif isinstance(value, list):
+                values[name] = "".join(f"{text}," for text in texts)
+            else:
+                values[name] = texts[0]
     context.default_map = values
     return path
 
@@ -165,15 +203,22 @@ SAMPLING = (
     option("max_tokens", int, "Most tokens of an answer."),
     option("temperature", float, "0 always takes the likeliest token."),
     option("top_k", int, "Choose among this many likeliest tokens; 0: all."),
-    option("top_p", float, "Choose among the likeliest tokens that have this probability together."),
+    option(
+        "top_p", float, "Choose among the likeliest tokens that have this probability together."
+    ),
     option("min_p", float, "Choose among tokens at least this likely, relative to the likeliest."),
     option("seed", int, "Makes chance repeatable."),
-    option("stop", list[str], "A text that ends the answer; may be given several times.", env=False),
+    option(
+        "stop", list[str], "A text that ends the answer; may be given several times.", env=False
+    ),
 )
 SERVED = (
-    *(parameter for parameter in POT if parameter.name not in ("system", "raw", "prefill")),  # what is read, and how, requests say
+    # what is read, and how, requests say
+    *(parameter for parameter in POT if parameter.name not in ("system", "raw", "prefill")),
     *(parameter for parameter in SAMPLING if parameter.name not in ("max_tokens", "stop")),
-    option("max_tokens", int, "Most tokens of an answer whose request names no number. [default: 1024]"),
+    option(
+        "max_tokens", int, "Most tokens of an answer whose request names no number. [default: 1024]"
+    ),
 )
 LOADING = (
     option("device", str, "cpu, cuda, cuda:1, mps. [default: the fastest there is]"),
@@ -181,17 +226,25 @@ LOADING = (
     option("quiet", bool, "No progress, no statistics.", "--quiet"),
 )
 CONFIGURABLE = [parameter.name for parameter in (*POT, *SAMPLING, *LOADING)]
-"""What a config file may hold, for whatever command it is: one that does not use a value ignores it."""
+"""What a config file may hold, for whatever command it is: one that does not use a value ignores
+it."""
 COMMON = (
     *LOADING,
-    option("config", Path, "A YAML file with options by name, e.g. `pot_size: 1024`.", callback=from_config, is_eager=True),
+    option(
+        "config",
+        Path,
+        "A YAML file with options by name, e.g. `pot_size: 1024`.",
+        callback=from_config,
+        is_eager=True,
+    ),
     option("debug", bool, "Show where an error comes from.", "--debug", env=False),
 )
 
 
 @dataclasses.dataclass
 class Given:
-    """The values of shared options that were given, and how: "--pot-size", "INFINIPOT_POT_SIZE", "pot_size in the config file"."""
+    """The values of shared options that were given, and how: "--pot-size", "INFINIPOT_POT_SIZE",
+    "pot_size in the config file"."""
 
     values: dict[str, Any]
     origins: dict[str, str]
@@ -225,7 +278,9 @@ class Given:
         names = " or ".join(dict.fromkeys(policy.name for policy in policies))
         for option in self.pot:
             if option != "coverage" and not any(matters(option, policy) for policy in policies):
-                users = ", ".join(name for name, policy in POLICIES.items() if matters(option, policy))
+                users = ", ".join(
+                    name for name, policy in POLICIES.items() if matters(option, policy)
+                )
                 raise BadUse(
                     f"{self.origins[option]} does nothing with policy {names}: leave it out, or choose a policy that uses it ({users})"
                 )
@@ -238,7 +293,9 @@ def origin(context: typer.Context, name: str) -> str:
     source = getattr(context.get_parameter_source(name), "name", "")
     if source == "ENVIRONMENT":
         return f"INFINIPOT_{name.upper()}"
-    return f"{name} in the config file" if source == "DEFAULT_MAP" else f"--{name.replace('_', '-')}"
+    if source == "DEFAULT_MAP":
+        return f"{name} in the config file"
+    return f"--{name.replace('_', '-')}"
 
 
 def recipe(preset: str | None) -> dict[str, Any]:
@@ -258,18 +315,27 @@ def take_old_names(found: dict[str, Any], origins: dict[str, str]) -> None:
         if old not in found:
             continue
         if not found.get("quiet"):
-            say(f"{origins[old]} is called {new.replace('_', '-')} now; the old name goes with the next release")
+            say(
+                f"{origins[old]} is called {new.replace('_', '-')} now; the old name goes with the next release"
+            )
         warnings.warn(f"{old} is called {new} now", DeprecationWarning, stacklevel=2)
         found.setdefault(new, found.pop(old))
         origins.setdefault(new, origins.pop(old))
 
 
-def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the options of these groups; it receives them together, as its argument `given`."""
+def takes(
+    *groups: tuple[inspect.Parameter, ...],
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options of these groups; it receives them together, as its argument
+    `given`."""
     shared = [parameter for group in groups for parameter in group]
 
     def wrap(command: Callable[..., Any]) -> Callable[..., Any]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.name != "given"
+        ]
 
         def run(**values: Any) -> Any:
             context = values.pop("context")
@@ -282,9 +348,14 @@ def takes(*groups: tuple[inspect.Parameter, ...]) -> Callable[[Callable[..., Any
                     found[name], origins[name] = value, origins["preset"]
             return command(given=Given(found, origins), **values)
 
-        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared + [context]
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        context = inspect.Parameter(
+            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+        )
+        parameters = (
+            [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared + [context]
+        )
+        run.__name__ = command.__name__
+        run.__doc__ = command.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run

@@ -11,7 +11,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infinipot.cli.console import BadUse, Failure, Progress, Stopped, doing, interrupts, say, statistics
+from infinipot.cli.console import (
+    BadUse,
+    Failure,
+    Progress,
+    Stopped,
+    doing,
+    interrupts,
+    say,
+    statistics,
+)
 from infinipot.cli.options import Given
 from infinipot.cli.policies import policy_named
 from infinipot.cli.source import Source
@@ -37,33 +46,60 @@ class Plan:
         return bool(self.given["quiet"])
 
 
-def plan(given: Given, *, file: str | None, question: str | None, pot: Path | None, save: Path | None) -> Plan:
+def plan(
+    given: Given, *, file: str | None, question: str | None, pot: Path | None, save: Path | None
+) -> Plan:
     if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):
-        raise BadUse(f"cannot save {save}: " + ("it is a folder" if save.is_dir() else f"there is no folder {save.absolute().parent}"))
-    source = None if file is None else Source(file)
+        raise BadUse(
+            f"cannot save {save}: "
+            + (
+                "it is a folder"
+                if save.is_dir()
+                else f"there is no folder {save.absolute().parent}"
+            )
+        )
+    if file is None:
+        source = None
+    else:
+        source = Source(file)
     with doing("starting", bool(given["quiet"])):
         from infinipot.config import Sampling
 
-        config = given.config() if pot is None else saved_config(pot, given)
+        if pot is None:
+            config = given.config()
+        else:
+            config = saved_config(pot, given)
         sampling = Sampling(**{**given.of(Sampling), "stop": tuple(given["stop"] or ())})
     asks = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
     if source and asks and not question:
-        raise BadUse("the catalyst is the question, but none is given while the text is read: give one with -p, or use --catalyst general")
+        raise BadUse(
+            "the catalyst is the question, but none is given while the text is read: give one with -p, or use --catalyst general"
+        )
     if given["system"] and given["raw"]:
-        raise BadUse("--system needs the chat template, and --raw is without it: leave one of them out")
+        raise BadUse(
+            "--system needs the chat template, and --raw is without it: leave one of them out"
+        )
     return Plan(given, config, sampling, source, question, pot, save)
 
 
 def saved_config(pot: Path, given: Given) -> PotConfig:
-    """The options a pot was filled with. Refuses given ones that say otherwise; only chunk_tokens may, as results do not depend on it."""
+    """The options a pot was filled with. Refuses given ones that say otherwise; only chunk_tokens
+    may, as results do not depend on it."""
     from infinipot.pot_file import config_of, describe, in_force
 
     header = describe(pot)
-    policy = policy_named(given["policy"]) if ":" in (given["policy"] or "") else None
+    if ":" in (given["policy"] or ""):
+        policy = policy_named(given["policy"])
+    else:
+        policy = None
     saved = config_of(pot, header, policy)
     shown, plan = in_force(pot, header, policy)
     given.check_use([saved.policy])
-    here = {**shown.options, **shown.policy.values, "policy": given["policy"] if policy else saved.policy.name}
+    here = {
+        **shown.options,
+        **shown.policy.values,
+        "policy": given["policy"] if policy else saved.policy.name,
+    }
     here |= {"catalyst": plan.catalyst, "system": header["system"], "raw": not header["templated"]}
     for name, there in {**given.pot, "system": given["system"], "raw": given["raw"]}.items():
         if there is not None and name != "chunk_tokens" and there != here[name]:
@@ -75,7 +111,8 @@ def saved_config(pot: Path, given: Given) -> PotConfig:
 
 
 def silence(quiet: bool) -> None:
-    """No warnings and bars of other libraries; a download from the Hub may show its bar on a terminal."""
+    """No warnings and bars of other libraries; a download from the Hub may show its bar on a
+    terminal."""
     import warnings
 
     import transformers
@@ -105,15 +142,29 @@ def open_session(plan: Plan, model: str) -> tuple[Session, float]:
         except OSError as problem:
             raise BadUse(str(problem)) from problem
         if plan.pot is not None:
-            session = Session.load(plan.pot, loaded, tokenizer, chunk_tokens=plan.config.chunk_tokens, policy=plan.config.policy)
+            session = Session.load(
+                plan.pot,
+                loaded,
+                tokenizer,
+                chunk_tokens=plan.config.chunk_tokens,
+                policy=plan.config.policy,
+            )
         else:
-            session = Session(loaded, tokenizer, plan.config, system=given["system"], template=False if given["raw"] else None)
+            session = Session(
+                loaded,
+                tokenizer,
+                plan.config,
+                system=given["system"],
+                template=False if given["raw"] else None,
+            )
     return session, time.perf_counter() - started
 
 
 def read(plan: Plan, session: Session) -> float:
-    """Read the text, if there is one, and save the pot, if that is wanted, also if the reading was cut short. Returns tokens per second."""
-    before, took = session.stats.tokens_read, session.stats.timings["read_s"]
+    """Read the text, if there is one, and save the pot, if that is wanted, also if the reading was
+    cut short. Returns tokens per second."""
+    before = session.stats.tokens_read
+    took = session.stats.timings["read_s"]
     source = plan.source
     if source is not None:
         progress = Progress(session, source, plan.quiet)
@@ -123,7 +174,10 @@ def read(plan: Plan, session: Session) -> float:
                 interrupts.check()
         except Stopped:
             progress.close()
-            raise Stopped(f"stopped after {session.stats.tokens_read - before:,} tokens; " + save(plan, session)) from None
+            raise Stopped(
+                f"stopped after {session.stats.tokens_read - before:,} tokens; "
+                + save(plan, session)
+            ) from None
         finally:
             progress.close()
         if source.bytes_read == 0:
@@ -137,7 +191,9 @@ def read(plan: Plan, session: Session) -> float:
         if not plan.quiet:
             say(line)
     took = session.stats.timings["read_s"] - took
-    return (session.stats.tokens_read - before) / took if took else 0.0
+    if took:
+        return (session.stats.tokens_read - before) / took
+    return 0.0
 
 
 def save(plan: Plan, session: Session) -> str:
@@ -177,13 +233,26 @@ class Said:
         return (self.tokens - 1) / max(self.answer_s - self.first_token_s, 1e-9)
 
 
-def answer(session: Session, question: str | None, sampling: Sampling, show: Callable[[str], None], aware: bool = True) -> Said:
-    """Answer into the pot, showing pieces as they come, until it ends or Ctrl-C stops it; what was said stays.
+def answer(
+    session: Session,
+    question: str | None,
+    sampling: Sampling,
+    show: Callable[[str], None],
+    aware: bool = True,
+) -> Said:
+    """Answer into the pot, showing pieces as they come, until it ends or Ctrl-C stops it; what was
+    said stays.
 
     With prefill="whole" nothing stays: each answer has a distillation of its own.
     """
-    said, started = Said(), time.perf_counter()
-    pieces = session.stream(question, keep=session.config.prefill != "whole", aware=aware, **dataclasses.asdict(sampling))
+    said = Said()
+    started = time.perf_counter()
+    pieces = session.stream(
+        question,
+        keep=session.config.prefill != "whole",
+        aware=aware,
+        **dataclasses.asdict(sampling),
+    )
     with closing(pieces), interrupts.gently():
         for piece in pieces:
             if said.first_token_s is None:
@@ -193,11 +262,14 @@ def answer(session: Session, question: str | None, sampling: Sampling, show: Cal
             said.stopped = interrupts.asked
             if said.stopped:
                 break
-    said.tokens, said.answer_s = len(pieces.ids), time.perf_counter() - started
+    said.tokens = len(pieces.ids)
+    said.answer_s = time.perf_counter() - started
     return said
 
 
-def result(plan: Plan, session: Session, said: Said, load_s: float, read_s: float, read_tps: float) -> dict[str, Any]:
+def result(
+    plan: Plan, session: Session, said: Said, load_s: float, read_s: float, read_tps: float
+) -> dict[str, Any]:
     """What --json prints."""
     stats = session.stats
     timings = {
@@ -211,7 +283,10 @@ def result(plan: Plan, session: Session, said: Said, load_s: float, read_s: floa
     }
     return {
         "text": said.text,
-        "usage": {"prompt_tokens": stats.tokens_read - said.tokens, "completion_tokens": said.tokens},
+        "usage": {
+            "prompt_tokens": stats.tokens_read - said.tokens,
+            "completion_tokens": said.tokens,
+        },
         "pot": {
             "size": session.pot.size,
             "entries": stats.entries,
@@ -221,7 +296,9 @@ def result(plan: Plan, session: Session, said: Said, load_s: float, read_s: floa
             "full_cache_bytes": stats.full_cache_bytes,
             "policy": plan.config.policy.name,
         },
-        "timings": {name: None if value is None else round(value, 4) for name, value in timings.items()},
+        "timings": {
+            name: None if value is None else round(value, 4) for name, value in timings.items()
+        },
     }
 
 

@@ -29,22 +29,37 @@ M_ARENA_MAX = -8
 
 
 def few_heaps() -> None:
-    """Let all threads share two heaps, before there are any threads. glibc would give them up to eight for each core, and every one keeps
-    what it once needed, so that resident memory creeps for hours. Whoever sets MALLOC_ARENA_MAX has decided otherwise."""
+    """Let all threads share two heaps, before there are any threads. glibc would give them up to
+    eight for each core, and every one keeps what it once needed, so that resident memory creeps for
+    hours. Whoever sets MALLOC_ARENA_MAX has decided otherwise."""
     if platform.libc_ver()[0] == "glibc" and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | None, most_tokens: int, shared: bool) -> Settings:
+def settings_of(
+    given: Given,
+    *,
+    max_sessions: int,
+    queue: int,
+    pot_dir: Path | None,
+    most_tokens: int,
+    shared: bool,
+) -> Settings:
     from infinipot.checks import within
     from infinipot.config import Sampling
     from infinipot.server.engine import Settings
 
-    for name, value, least in (("max-sessions", max_sessions, 2), ("queue", queue, 1), ("max-tokens-limit", most_tokens, 1)):
+    for name, value, least in (
+        ("max-sessions", max_sessions, 2),
+        ("queue", queue, 1),
+        ("max-tokens-limit", most_tokens, 1),
+    ):
         within(name, value, least)
     config = given.config()
     if config.policy.cuts:
-        raise BadUse("policy 'truncate' reads only the ends of a text, which a conversation has not: choose another one to serve with")
+        raise BadUse(
+            "policy 'truncate' reads only the ends of a text, which a conversation has not: choose another one to serve with"
+        )
     if pot_dir is not None:
         try:
             pot_dir.mkdir(parents=True, exist_ok=True)
@@ -54,9 +69,17 @@ def settings_of(given: Given, *, max_sessions: int, queue: int, pot_dir: Path | 
             raise BadUse(f"cannot use --pot-dir {pot_dir}: it cannot be written to")
     sampling = Sampling(**{"max_tokens": MAX_TOKENS, **given.of(Sampling)})
     if sampling.max_tokens > most_tokens:
-        raise BadUse(f"--max-tokens {sampling.max_tokens} is above --max-tokens-limit {most_tokens}: lower one or raise the other")
+        raise BadUse(
+            f"--max-tokens {sampling.max_tokens} is above --max-tokens-limit {most_tokens}: lower one or raise the other"
+        )
     bounds = {"max_sessions": max_sessions, "queue": queue, "most_tokens": most_tokens}
-    return Settings(config=config, sampling=sampling, pot_dir=pot_dir, shared=shared and pot_dir is not None, **bounds)
+    return Settings(
+        config=config,
+        sampling=sampling,
+        pot_dir=pot_dir,
+        shared=shared and pot_dir is not None,
+        **bounds,
+    )
 
 
 def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
@@ -69,7 +92,9 @@ def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
         if not given["debug"]:
             silence(bool(given["quiet"]))
         try:
-            loaded = load(model, **{name: given[name] for name in ("device", "dtype") if given[name]})
+            loaded = load(
+                model, **{name: given[name] for name in ("device", "dtype") if given[name]}
+            )
         except OSError as problem:
             raise BadUse(str(problem)) from problem
         if not given["quiet"]:
@@ -94,7 +119,9 @@ def run(
 ) -> None:
     """cluster: the options --ray, --replicas and --max-replicas, by name."""
     few_heaps()
-    ray, replicas, most = cluster["ray"], cluster["replicas"], cluster["max_replicas"]
+    ray = cluster["ray"]
+    replicas = cluster["replicas"]
+    most = cluster["max_replicas"]
     if ray is None and (replicas, most) != (None, None):
         raise BadUse("--replicas and --max-replicas are for a Ray cluster: give --ray, too")
     try:
@@ -103,14 +130,22 @@ def run(
         from infinipot.server.process import bound, serve
         from infinipot.server.service import Serving
     except ModuleNotFoundError as problem:
-        raise BadUse(f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'") from None
+        raise BadUse(
+            f"the server needs {problem.name}, which is not installed: pip install 'infinipot[serve]'"
+        ) from None
     logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
     settings = settings_of(given, shared=ray is not None, **options)
     if not (os.environ.get("INFINIPOT_API_KEY", "none") if api_key is None else api_key).strip():
-        raise BadUse("the API key is empty, which would let anybody in: give one, or leave out --api-key and INFINIPOT_API_KEY altogether")
+        raise BadUse(
+            "the API key is empty, which would let anybody in: give one, or leave out --api-key and INFINIPOT_API_KEY altogether"
+        )
     for name, value in (("max-body-mb", max_body_mb), ("client-timeout", patience_s)):
         within(name, value, 1)
-    limits: dict[str, Any] = {"api_key": api_key, "max_body_bytes": max_body_mb << 20, "patience_s": patience_s}
+    limits: dict[str, Any] = {
+        "api_key": api_key,
+        "max_body_bytes": max_body_mb << 20,
+        "patience_s": patience_s,
+    }
     limits["hosts"] = Hosts(host, allowed_hosts)
     start: Callable[[socket.socket], None]
     if ray is None:
@@ -121,7 +156,9 @@ def run(
     place = bound(host, port)
     if not given["quiet"]:
         address, number = place.getsockname()[:2]
-        say(f"http://{f'[{address}]' if ':' in address else address}:{number} (loading {model}; Ctrl-C stops)")
+        say(
+            f"http://{f'[{address}]' if ':' in address else address}:{number} (loading {model}; Ctrl-C stops)"
+        )
         if address not in ("127.0.0.1", "::1") and not api_key:
             say("anybody who can reach this address can use it: --api-key would ask for a key")
     start(place)
@@ -136,20 +173,43 @@ def cluster_of(given: Given, address: str, replicas: int, most: int | None) -> C
     try:
         from infinipot.server.ray.deploy import Cluster
     except ModuleNotFoundError as problem:
-        raise BadUse(f"--ray needs {problem.name}, which is not installed: pip install 'infinipot[serve,ray]'") from None
+        raise BadUse(
+            f"--ray needs {problem.name}, which is not installed: pip install 'infinipot[serve,ray]'"
+        ) from None
     return Cluster(address, replicas, most, gpus=str(given["device"] or "cuda").startswith("cuda"))
 
 
-def on_ray(given: Given, model: str, settings: Settings, limits: dict[str, Any], cluster: Cluster, host: str, place: socket.socket) -> None:
+def on_ray(
+    given: Given,
+    model: str,
+    settings: Settings,
+    limits: dict[str, Any],
+    cluster: Cluster,
+    host: str,
+    place: socket.socket,
+) -> None:
     """Serve from replicas, whose processes have other folders to start from."""
     from infinipot.server.ray.deploy import run
     from infinipot.server.service import Serving
 
     port = place.getsockname()[1]
     place.close()  # it is free: Ray listens there
-    model = str(Path(model).resolve()) if Path(model).exists() else model
+    if Path(model).exists():
+        model = str(Path(model).resolve())
+    else:
+        model = model
     if settings.pot_dir is not None:
         settings = dataclasses.replace(settings, pot_dir=settings.pot_dir.resolve())
     make = functools.partial(Serving, model, loader(given, model), settings, **limits)
-    ready = "" if given["quiet"] else f"{model} is ready"
-    run(make, cluster, host=host, port=port, busy=settings.max_sessions, ready=lambda: say(ready) if ready else None)
+    if given["quiet"]:
+        ready = ""
+    else:
+        ready = f"{model} is ready"
+    run(
+        make,
+        cluster,
+        host=host,
+        port=port,
+        busy=settings.max_sessions,
+        ready=lambda: say(ready) if ready else None,
+    )

@@ -14,10 +14,14 @@ BLOCK_BYTES = 1 << 14
 
 
 class Source:
-    """Iterating gives the text in pieces. Where it stops being UTF-8 the pieces end too, and `problem` says where that was."""
+    """Iterating gives the text in pieces. Where it stops being UTF-8 the pieces end too, and
+    `problem` says where that was."""
 
     def __init__(self, name: str) -> None:
-        self.name = "stdin" if name == "-" else name
+        if name == "-":
+            self.name = "stdin"
+        else:
+            self.name = name
         self.bytes_read = 0
         self.problem: str | None = None
         self.size: int | None = None
@@ -46,11 +50,14 @@ class Source:
             except UnicodeDecodeError as problem:
                 place = self.bytes_read - waiting + problem.start
                 self.problem = f"{self.name} is not UTF-8 at byte {place:,} (0x{problem.object[problem.start]:02x}); convert it first"
-                text, more = problem.object[: problem.start].decode("utf-8"), False
+                text = problem.object[: problem.start].decode("utf-8")
+                more = False
             self.bytes_read += len(block)
             yield text.removeprefix("\ufeff") if first else text
 
     def share(self, tokens: int) -> float | None:
-        """About how much has been read after so many tokens; None if the size is not known. Blocks are fetched ahead of the reading, so
-        four bytes a token are assumed where that says less."""
-        return None if self.size is None else min(0.99, min(self.bytes_read, 4 * tokens) / self.size)
+        """About how much has been read after so many tokens; None if the size is not known. Blocks
+        are fetched ahead of the reading, so four bytes a token are assumed where that says less."""
+        if self.size is None:
+            return None
+        return min(0.99, min(self.bytes_read, 4 * tokens) / self.size)

@@ -24,17 +24,38 @@ def study(
     model: Model,
     given: Given,
     out: Out,
-    data: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files.")] = None,
-    style: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Rows made in LongBench's image, reported apart.")] = None,
-    tasks: Annotated[Optional[str], typer.Option(metavar="LIST", help="Only these tasks of LongBench.")] = None,
-    lengths: Annotated[str, typer.Option(metavar="LIST", help="ablation, hops: tokens of the texts.")] = "4k,16k",
-    depths: Annotated[str, typer.Option(metavar="LIST", help="ablation: where the needle stands.")] = "0.1,0.5,0.9",
-    hops: Annotated[str, typer.Option(metavar="LIST", help="hops: links from the question to the fact.")] = "0,1,2",
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="ablation, hops: texts for every cell.")] = 20,
-    haystack: Annotated[str, typer.Option(metavar="NAME", help="ablation, hops: filler, essays, a text file or a folder.")] = "essays",
+    data: Annotated[
+        Optional[Path], typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files.")
+    ] = None,
+    style: Annotated[
+        Optional[Path],
+        typer.Option(metavar="FOLDER", help="Rows made in LongBench's image, reported apart."),
+    ] = None,
+    tasks: Annotated[
+        Optional[str], typer.Option(metavar="LIST", help="Only these tasks of LongBench.")
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(metavar="LIST", help="ablation, hops: tokens of the texts.")
+    ] = "4k,16k",
+    depths: Annotated[
+        str, typer.Option(metavar="LIST", help="ablation: where the needle stands.")
+    ] = "0.1,0.5,0.9",
+    hops: Annotated[
+        str, typer.Option(metavar="LIST", help="hops: links from the question to the fact.")
+    ] = "0,1,2",
+    trials: Annotated[
+        int, typer.Option(min=1, metavar="N", help="ablation, hops: texts for every cell.")
+    ] = 20,
+    haystack: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="ablation, hops: filler, essays, a text file or a folder."
+        ),
+    ] = "essays",
     json: Json = False,
 ) -> int:
-    """One of the paper's studies: its methods on the same texts, a table and a figure. --policy gives kept and hops other methods."""
+    """One of the paper's studies: its methods on the same texts, a table and a figure. --policy
+    gives kept and hops other methods."""
     from infinipot.checks import known
     from infinipot.eval.studies import PROMPTS, STUDIES
     from infinipot.optional import EVAL, need
@@ -45,7 +66,11 @@ def study(
     if given["policy"] and plan.kind not in ("kept", "hops"):
         raise BadUse(f"study {name} has methods of its own: leave --policy out")
     table = bench(given, model, out, plan.policies, prompts=PROMPTS)
-    options: dict[str, Any] = {"haystack": haystack, "lengths": [size(text) for text in listed(lengths)], "trials": trials}
+    options: dict[str, Any] = {
+        "haystack": haystack,
+        "lengths": [size(text) for text in listed(lengths)],
+        "trials": trials,
+    }
     if plan.kind in ("longbench", "kept"):
         sets = rows(data, style, listed(tasks) if tasks else None)
         return on_rows(name, table, sets, out, json)
@@ -53,13 +78,26 @@ def study(
         from infinipot.eval import report
         from infinipot.eval.tasks import needle as test
 
-        units: list[Any] = test.plan(table.model, table.methods, kind="number", depths=[share(text) for text in listed(depths)], **options)
-        records, write = table.run(units, test.NAME, test.KEY, name, given["limit"]), report.write
+        units: list[Any] = test.plan(
+            table.model,
+            table.methods,
+            kind="number",
+            depths=[share(text) for text in listed(depths)],
+            **options,
+        )
+        records = table.run(units, test.NAME, test.KEY, name, given["limit"])
+        write = report.write
     else:
         from infinipot.eval.tasks import hops as chains
 
-        units = chains.plan(table.model, table.methods, hops=[size_or_zero(text) for text in listed(hops)], **options)
-        records, write = table.run(units, chains.NAME, chains.KEY, name, given["limit"]), chains.write
+        units = chains.plan(
+            table.model,
+            table.methods,
+            hops=[size_or_zero(text) for text in listed(hops)],
+            **options,
+        )
+        records = table.run(units, chains.NAME, chains.KEY, name, given["limit"])
+        write = chains.write
     if not records:
         raise Failure("there is no result: memory sufficed for none of the readings")
     text, files = write(records, out)
@@ -68,15 +106,23 @@ def study(
 
 
 def size_or_zero(text: str) -> int:
-    return 0 if text == "0" else size(text)
+    if text == "0":
+        return 0
+    return size(text)
 
 
 def rows(data: Path | None, style: Path | None, tasks: list[str] | None) -> dict[str, list[Any]]:
     if data is None and style is None:
-        raise BadUse("no rows: give the folder of LongBench's files with --data, or of others with --style")
+        raise BadUse(
+            "no rows: give the folder of LongBench's files with --data, or of others with --style"
+        )
     from infinipot.eval.tasks import longbench as test
 
-    return {kind: test.read_rows(folder, tasks) for kind, folder in ((test.GENUINE, data), (test.STYLE, style)) if folder is not None}
+    return {
+        kind: test.read_rows(folder, tasks)
+        for kind, folder in ((test.GENUINE, data), (test.STYLE, style))
+        if folder is not None
+    }
 
 
 def on_rows(name: str, table: Bench, sets: dict[str, list[Any]], out: Path, json: bool) -> int:

@@ -1,7 +1,9 @@
-"""A fixed pot has fixed shapes: on a GPU a cycle of reading, and a step of answering, are recorded once and replayed as CUDA graphs.
+"""A fixed pot has fixed shapes: on a GPU a cycle of reading, and a step of answering, are recorded
+once and replayed as CUDA graphs.
 
-What is recorded is the code that runs otherwise, so results are its own. A model that cannot be recorded (its experts are chosen on the
-host, say) goes on without; so does one that does not stand in slots alone.
+What is recorded is the code that runs otherwise, so results are its own. A model that cannot be
+recorded (its experts are chosen on the host, say) goes on without; so does one that does not stand
+in slots alone.
 """
 
 from __future__ import annotations
@@ -34,27 +36,39 @@ Run = Callable[[Tensor, Tensor | None], None]
 
 
 def slotted(pot: Pot, watched: bool) -> bool:
-    """Whether all of the pot's layers are slots in the model's own type, read as they are. watched: and remember no attention."""
+    """Whether all of the pot's layers are slots in the model's own type, read as they are. watched:
+    and remember no attention."""
     return pot.grouping is None and all(
-        layer.window is None and layer.is_initialized and layer.kind is None and layer.reset and not (watched and layer.attention_stats)
+        layer.window is None
+        and layer.is_initialized
+        and layer.kind is None
+        and layer.reset
+        and not (watched and layer.attention_stats)
         for layer in pot.layers
     )
 
 
 def steady(pot: Pot) -> bool:
-    """Whether all of the pot's layers are slots that stay where they are for good, and remember nothing else."""
+    """Whether all of the pot's layers are slots that stay where they are for good, and remember
+    nothing else."""
     return pot.size is not None and slotted(pot, watched=True)
 
 
 class Cycle:
-    """From one distillation to the next: `run` reads a chunk [1, T] that fills the pot, and distils it.
+    """From one distillation to the next: `run` reads a chunk [1, T] that fills the pot, and distils
+    it.
 
     Its catalyst is [1, |P|] or None. It must be called when the pot has just been distilled.
     """
 
-    def __init__(self, pot: Pot, ids: Tensor, catalyst: Tensor | None, run: Run, record: Record) -> None:
+    def __init__(
+        self, pot: Pot, ids: Tensor, catalyst: Tensor | None, run: Run, record: Record
+    ) -> None:
         self.ids = torch.zeros_like(ids, memory_format=torch.contiguous_format)
-        self.catalyst = None if catalyst is None else catalyst.clone()
+        if catalyst is None:
+            self.catalyst = None
+        else:
+            self.catalyst = catalyst.clone()
         self.start = torch.zeros((), dtype=torch.long, device=ids.device)
         assert pot.hidden is not None
         self.hidden = pot.hidden.clone()
@@ -95,12 +109,14 @@ class Recordings:
 class GraphCache:
     """All that is recorded of one model, by the pots whose slots it reads and writes.
 
-    unrecordable: this model cannot be recorded, or no more. spare: what the pot dropped last was made of, and its layout.
+    unrecordable: this model cannot be recorded, or no more. spare: what the pot dropped last was
+    made of, and its layout.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = weakref.ref(runner)
-        # a recording sees neither a state that goes back, nor other processes, nor the streams of other devices
+        # a recording sees neither a state that goes back, nor other processes, nor the streams of
+        # other devices
         devices = {weight.device for weight in runner.model.parameters()}
         self.unrecordable = any(runner.states) or runner.sharded or len(devices) > 1
         self.spare: tuple[Layout, Pot] | None = None
@@ -111,20 +127,28 @@ class GraphCache:
         """By the first layer, which a pot shares with nothing but the parts it leaves behind."""
 
     def new_pot(self, layout: Layout) -> Pot:
-        """An empty pot. It takes the slots, and so the recordings, of the pot dropped last, if that had the same layout."""
+        """An empty pot. It takes the slots, and so the recordings, of the pot dropped last, if that
+        had the same layout."""
         runner = self.runner()
         assert runner is not None
         with IN_USE:  # two threads must not take the same one
             spare = self.spare
             self.spare = None
-        pot = runner.new_pot(layout) if spare is None or spare[0] != layout else spare[1]
+        if spare is None or spare[0] != layout:
+            pot = runner.new_pot(layout)
+        else:
+            pot = spare[1]
         pot.clear()
         weakref.finalize(pot, self._keep_parts, layout, copy.copy(pot)).atexit = False
         return pot
 
     def _keep_parts(self, layout: Layout, parts: Pot) -> None:
         """Keep what a pot was made of. parts: a copy that shares all of it."""
-        if layout.size is not None and layout.attention_stats is None and parts.bounded[0] in self.by_pot:
+        if (
+            layout.size is not None
+            and layout.attention_stats is None
+            and parts.bounded[0] in self.by_pot
+        ):
             self.spare = (layout, parts)
 
     def of(self, pot: Pot) -> Recordings:
@@ -138,19 +162,29 @@ class GraphCache:
     def record(self, run: Callable[[], Any]) -> Recording:
         runner = self.runner()
         assert runner is not None
-        if self.first is None:  # the memory that recordings share lives as long as one of them: this one
+        # the memory that recordings share lives as long as one of them: this one
+        if self.first is None:
             with torch.cuda.device(runner.device):
                 stream = torch.cuda.Stream()
-            self.first = (Recording(lambda: torch.zeros(1, device=runner.device), runner.device, stream).graph, stream)
+            self.first = (
+                Recording(
+                    lambda: torch.zeros(1, device=runner.device), runner.device, stream
+                ).graph,
+                stream,
+            )
         graph, stream = self.first
-        # thread_local: what other threads do meanwhile (pick a token, say) does not end the recording
-        return Recording(run, runner.device, stream, pool=graph.pool(), capture_error_mode="thread_local")
+        # thread_local: what other threads do meanwhile (pick a token, say) does not end the
+        # recording
+        return Recording(
+            run, runner.device, stream, pool=graph.pool(), capture_error_mode="thread_local"
+        )
 
     def step(self, pots: Sequence[Pot], ids: Tensor, watched: bool) -> tuple[Tensor, Tensor] | None:
-        """Read ids [B, 1], a token into each pot, by their step, which is kept for the first of them; what `Step` returns.
+        """Read ids [B, 1], a token into each pot, by their step, which is kept for the first of
+        them; what `Step` returns.
 
-        watched: whether attention must be remembered where the policy asks for it: not for an answer that is forgotten
-        again. None, and nothing read, where there is no step.
+        watched: whether attention must be remembered where the policy asks for it: not for an
+        answer that is forgotten again. None, and nothing read, where there is no step.
         """
         runner = self.runner()
         assert runner is not None
@@ -173,13 +207,16 @@ class GraphCache:
             return None
 
     def cycle(self, pot: Pot, key: Any, ids: Tensor, catalyst: Tensor | None, run: Run) -> bool:
-        """Do what `run` does with ids [1, T] and a catalyst, by a recording that is kept for the pot.
+        """Do what `run` does with ids [1, T] and a catalyst, by a recording that is kept for the
+        pot.
 
-        False, and nothing done, where there is none. A model's first such cycle runs as it is and loads what must not be
-        loaded while recording; from the next on there is one for each pot. key: what the recording depends on, beside
-        where the pot's slots are.
+        False, and nothing done, where there is none. A model's first such cycle runs as it is and
+        loads what must not be loaded while recording; from the next on there is one for each pot.
+        key: what the recording depends on, beside where the pot's slots are.
         """
-        if not self.possible(ids) or not (pot.distillations and not pot.fresh.shape[1] and steady(pot)):
+        if not self.possible(ids) or not (
+            pot.distillations and not pot.fresh.shape[1] and steady(pot)
+        ):
             return False
         if key not in self.methods:
             self.methods.add(key)
@@ -206,7 +243,11 @@ class GraphCache:
 
     def _give_up(self, problem: Exception) -> None:
         self.record_nothing()
-        log.info("%s cannot be recorded as a CUDA graph: %s", type(getattr(self.runner(), "model", None)).__name__, problem)
+        log.info(
+            "%s cannot be recorded as a CUDA graph: %s",
+            type(getattr(self.runner(), "model", None)).__name__,
+            problem,
+        )
 
 
 _CACHES: WeakKeyDictionary[ModelRunner, GraphCache] = WeakKeyDictionary()

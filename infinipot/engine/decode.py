@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infinipot.cache.pot import Pot
+from infinipot.cache.pot import Mark, Pot
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import novelty_of, take
 from infinipot.engine.reader import LATE, Reader
@@ -23,9 +23,10 @@ Pick = Callable[[Tensor], int]
 class Turn:
     """One answer: its prompt is read, then its tokens one by one.
 
-    keep: prompt and answer stay in the pot; else it is afterwards as it was before. catalyst: for distillations made on the way, needed if
-    keep or if prompt and answer do not fit. Then the pot is distilled first (a copy of it, unless keep), and again whenever it is full.
-    settled: called at the end, if something of it has become part of the pot. `end` must follow, whatever happened.
+    keep: prompt and answer stay in the pot; else it is afterwards as it was before. catalyst: for
+    distillations made on the way, needed if keep or if prompt and answer do not fit. Then the pot
+    is distilled first (a copy of it, unless keep), and again whenever it is full. settled: called
+    at the end, if something of it has become part of the pot. `end` must follow, whatever happened.
     """
 
     def __init__(
@@ -45,20 +46,34 @@ class Turn:
         self.host = reader.host
         self.plan = reader.plan
         self.distiller = reader.distiller
-        self.prompt, self.max_tokens, self.pick, self.stop_ids, self.keep = prompt, max_tokens, pick, stop_ids, keep
-        self.settled, self.came_from = settled, reader.progress
+        self.prompt = prompt
+        self.max_tokens = max_tokens
+        self.pick = pick
+        self.stop_ids = stop_ids
+        self.keep = keep
+        self.settled = settled
+        self.came_from = reader.progress
         count = len(prompt) + max_tokens
         if self.plan.whole and keep:
-            raise ValueError("prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask")
+            raise ValueError(
+                "prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask"
+            )
         self.fits = reader.fits(count, catalyst if keep else None)
         self.grows = keep and reader.keeps_answers
-        self.pot: Pot = reader.pot if (self.fits and not self.plan.whole) or self.grows else reader.pot.copy()
-        self.before = None if self.grows or self.pot is not reader.pot else self.pot.mark()
+        self.pot: Pot = (
+            reader.pot if (self.fits and not self.plan.whole) or self.grows else reader.pot.copy()
+        )
+        self.before: Mark | None = None
+        if not self.grows and self.pot is reader.pot:
+            self.before = self.pot.mark()
         self.unread = reader.unread(count)
-        self.catalyst = self.pot.newest if catalyst is reader.pot.newest else catalyst
+        self.catalyst = catalyst
+        if catalyst is reader.pot.newest:
+            self.catalyst = self.pot.newest
         self.said: list[int] = []
         self.asked = False
-        reader.busy, self.started = True, time.perf_counter()
+        reader.busy = True
+        self.started = time.perf_counter()
 
     def begin(self) -> None:
         """Read what is asked; what was left unread before it, too."""
@@ -66,11 +81,17 @@ class Turn:
         if self.plan.whole:
             self._distil_whole()
         elif not self.fits:
-            reserve = self.plan.reserve(self.catalyst) if self.keep else 0
+            if self.keep:
+                reserve = self.plan.reserve(self.catalyst)
+            else:
+                reserve = 0
             count = len(self.prompt) + self.max_tokens
-            self.fits = self.pot.pinned + self.plan.distill_to + count + reserve <= self.plan.pot_size
+            self.fits = (
+                self.pot.pinned + self.plan.distill_to + count + reserve <= self.plan.pot_size
+            )
             if self.fits:  # after one distillation; what is longer is distilled as it is read
-                catalyst = self.catalyst if reader.has_room_for(self.pot, self.catalyst) else reader.last_catalyst
+                room = reader.has_room_for(self.pot, self.catalyst)
+                catalyst = self.catalyst if room else reader.last_catalyst
                 self.distiller.distill(self.pot, catalyst)
             elif not reader.has_room_for(self.pot, self.catalyst):
                 self.distiller.distill(self.pot, reader.last_catalyst)
@@ -78,7 +99,8 @@ class Turn:
         self.asked = True
 
     def _distil_whole(self) -> None:
-        """The one distillation of prefill="whole": before the question, or behind it where its own attention decides."""
+        """The one distillation of prefill="whole": before the question, or behind it where its own
+        attention decides."""
         if LATE & self.plan.needs:
             self._read(self.prompt)
             self.prompt = []
@@ -137,36 +159,46 @@ def predict(turns: Sequence[Turn]) -> Tensor:
     """Logits [B, V] float32 of the next token of each turn."""
     pots = [turn.pot for turn in turns]
     if any(pot.logits is None for pot in pots):
-        found = turns[0].host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1].float()
+        found = (
+            turns[0]
+            .host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1]
+            .float()
+        )
         for pot, row in zip(pots, found.split(1), strict=True):
             pot.note_logits(row)
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
 def advance(turns: Sequence[Turn]) -> None:
-    """Read what each turn said last, in one forward pass, each into its own pot; a pot that is full is distilled first."""
+    """Read what each turn said last, in one forward pass, each into its own pot; a pot that is full
+    is distilled first."""
     if not turns:
         return
     for turn in turns:
         turn.make_room()
-    host, pots = turns[0].host, [turn.pot for turn in turns]
+    host = turns[0].host
+    pots = [turn.pot for turn in turns]
     ids = torch.tensor([[turn.said[-1]] for turn in turns], device=host.device)
     scored = [turn.scored for turn in turns]
-    read = graph_cache(host).step(pots, ids, watched=any(turn.grows or not turn.fits for turn in turns))
+    read = graph_cache(host).step(
+        pots, ids, watched=any(turn.grows or not turn.fits for turn in turns)
+    )
     if read is None:
         take(host, pots, ids, scored)
         return
     hidden, logits = read
     losses = novelty_of(host, pots, ids, hidden, scored)
-    for pot, row, state, loss, following in zip(pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True):
+    for pot, row, state, loss, following in zip(
+        pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True
+    ):
         pot.follow(row, state, loss, following)
 
 
 def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, None]:
     """Run turns of one model, a token of each at a time.
 
-    Yields (number of the turn, token id) of those that said something. Turns do not influence each other; each is ended as soon as it is
-    done, and all are when the iterator is closed.
+    Yields (number of the turn, token id) of those that said something. Turns do not influence each
+    other; each is ended as soon as it is done, and all are when the iterator is closed.
     """
     live = dict(enumerate(turns))
     try:
@@ -174,7 +206,9 @@ def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, No
             turn.begin()
         while live:
             said = []
-            for (number, turn), logits in zip(list(live.items()), predict(list(live.values())).split(1), strict=True):
+            for (number, turn), logits in zip(
+                list(live.items()), predict(list(live.values())).split(1), strict=True
+            ):
                 token = turn.next(logits)
                 if token is None:
                     live.pop(number).end()
@@ -187,8 +221,11 @@ def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, No
             turn.end()
 
 
-def answer(reader: Reader, prompt: list[int], *, seen: tuple[int, int] | None = None, **options: Any) -> Generator[int, None, None]:
-    """Run one turn, with the options of `Turn`: yields its token ids, without the one that ends it. Nothing happens before the first.
+def answer(
+    reader: Reader, prompt: list[int], *, seen: tuple[int, int] | None = None, **options: Any
+) -> Generator[int, None, None]:
+    """Run one turn, with the options of `Turn`: yields its token ids, without the one that ends it.
+    Nothing happens before the first.
 
     seen: `reader.progress` when the answer was asked for.
     """
@@ -202,9 +239,11 @@ def answer(reader: Reader, prompt: list[int], *, seen: tuple[int, int] | None = 
 
 
 class Answer(Iterator[str]):
-    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session free.
+    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session
+    free.
 
-    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text came) or `length` (max_tokens).
+    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text
+    came) or `length` (max_tokens).
     """
 
     def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
@@ -214,7 +253,9 @@ class Answer(Iterator[str]):
 
     @property
     def finish_reason(self) -> str | None:
-        return self._reasons[0] if self._reasons else None
+        if self._reasons:
+            return self._reasons[0]
+        return None
 
     def __next__(self) -> str:
         return next(self._run)
@@ -225,9 +266,14 @@ class Answer(Iterator[str]):
 
 
 def _shown(
-    tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int, ids: list[int], reasons: list[str]
+    tokens: Generator[int, None, None],
+    pieces: Pieces,
+    max_tokens: int,
+    ids: list[int],
+    reasons: list[str],
 ) -> Generator[str, None, None]:
-    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle keeps a dropped answer alive."""
+    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle
+    keeps a dropped answer alive."""
     with closing(tokens):
         for token in tokens:
             ids.append(token)

@@ -16,7 +16,8 @@ from infinipot.scoring.selection import apportion
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """One bounded layer. size: |M|, None without a bound. budget: |C|. The others as in `Observation`."""
+    """One bounded layer. size: |M|, None without a bound. budget: |C|. The others as in
+    `Observation`."""
 
     size: int | None
     budget: int
@@ -30,9 +31,11 @@ class LayerPlan:
 class Plan:
     """All that a distillation depends on, beside the pot and the catalyst's ids.
 
-    needs: what is observed. pot_size, distill_to: |M| and |C|, of all layers the mean. whole: everything is read and distilled once, before
-    the answer. replay_tokens: how many tokens are read once more at a time behind the catalyst. layers: the bounded ones. catalyst: the kind
-    by which the smoothing was chosen; None: not yet. undecided: whether the smoothing still depends on it.
+    needs: what is observed. pot_size, distill_to: |M| and |C|, of all layers the mean. whole:
+    everything is read and distilled once, before the answer. replay_tokens: how many tokens are
+    read once more at a time behind the catalyst. layers: the bounded ones. catalyst: the kind by
+    which the smoothing was chosen; None: not yet. undecided: whether the smoothing still depends on
+    it.
     """
 
     policy: Policy
@@ -52,9 +55,14 @@ class Plan:
 
     @classmethod
     def of(cls, config: PotConfig, layers: int, catalyst: str | None = None) -> Plan:
-        """The plan for a model with so many bounded layers. Raises ValueError for layer budgets that do not fit."""
-        policy, needs = config.policy, config.policy.needs()
-        catalyst = policy.catalyst if catalyst is None else catalyst
+        """The plan for a model with so many bounded layers. Raises ValueError for layer budgets
+        that do not fit."""
+        policy = config.policy
+        needs = config.policy.needs()
+        if catalyst is None:
+            catalyst = policy.catalyst
+        else:
+            catalyst = catalyst
         spare = config.pot_size - config.survivors
         bounded = policy.bounded and config.prefill == "bounded"
         budgets = budgets_of(config, layers)
@@ -83,16 +91,22 @@ class Plan:
                 for budget, (pool, mode) in zip(budgets, smoothings, strict=True)
             ),
             catalyst=catalyst,
-            undecided=policy.catalyst is None and smoothings != [policy.smoothing(budget, other(catalyst)) for budget in budgets],
+            undecided=policy.catalyst is None
+            and smoothings != [policy.smoothing(budget, other(catalyst)) for budget in budgets],
         )
 
     def reserve(self, catalyst: Tensor | None) -> int:
         """Entries that a distillation needs for its own reading."""
-        return 0 if catalyst is None else catalyst.shape[1] + self.replay_tokens
+        if catalyst is None:
+            return 0
+        return catalyst.shape[1] + self.replay_tokens
 
     def shown_in(self, config: PotConfig, decided: bool = True) -> PotConfig:
-        """A config with the options that are in force. decided: whether the smoothing is; what layers have each for themselves stays None."""
-        names = [name for name in ("recent", "pool", "pool_mode") if name in config.policy.options()]
+        """A config with the options that are in force. decided: whether the smoothing is; what
+        layers have each for themselves stays None."""
+        names = [
+            name for name in ("recent", "pool", "pool_mode") if name in config.policy.options()
+        ]
         shown: dict[str, Any] = {"distill_to": self.distill_to} if self.policy.bounded else {}
         for name in names if self.layers and self.policy.bounded else ():
             values = {getattr(layer, name) for layer in self.layers}
@@ -102,7 +116,10 @@ class Plan:
 
     def saved(self) -> dict[str, Any]:
         """What a pot file keeps."""
-        return {"catalyst": self.catalyst, "layers": [dataclasses.asdict(layer) for layer in self.layers]}
+        return {
+            "catalyst": self.catalyst,
+            "layers": [dataclasses.asdict(layer) for layer in self.layers],
+        }
 
     def restored(self, saved: dict[str, Any]) -> Plan:
         """This plan with what a pot file kept of the one that was in force."""
@@ -114,7 +131,9 @@ class Plan:
 
 def other(catalyst: str | None) -> str:
     """A kind of catalyst that knows the question if this one does not, and the other way round."""
-    return "general" if catalyst in (None, "question") else "question"
+    if catalyst in (None, "question"):
+        return "general"
+    return "question"
 
 
 def budgets_of(config: PotConfig, layers: int) -> list[int]:
@@ -123,10 +142,13 @@ def budgets_of(config: PotConfig, layers: int) -> list[int]:
         return [config.survivors] * layers
     weights: Sequence[float] = config.layer_budget
     if len(weights) != layers:
-        raise ValueError(f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many")
+        raise ValueError(
+            f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many"
+        )
     shares = apportion(layers * config.survivors, [float(weight) for weight in weights])
     least = min(shares)
-    sinks, recent = config.policy.sinks, config.policy.newest_kept(least)
+    sinks = config.policy.sinks
+    recent = config.policy.newest_kept(least)
     if least < max(1, sinks + recent):
         raise ValueError(
             f"layer_budget leaves a layer {least} entries, fewer than sinks={sinks} + recent={recent}, and at least 1: distil to more, "

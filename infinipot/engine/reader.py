@@ -79,12 +79,14 @@ class Reader:
         self.distiller = Distiller(self.host, plan)
 
     def settle(self, catalyst: str | None) -> None:
-        """Go by this kind of catalyst, unless the pot has been distilled: the first distillation fixes the plan for good."""
+        """Go by this kind of catalyst, unless the pot has been distilled: the first distillation
+        fixes the plan for good."""
         if not self.pot.distillations and catalyst != self.plan.catalyst:
             self._adopt(Plan.of(self.config, len(self.plan.layers), catalyst))
 
     def restore_plan(self, catalyst: str | None, saved: dict[str, Any] | None) -> None:
-        """Go by the kind of catalyst and the plan that a pot file kept; there is no plan where nothing was decided, or kept."""
+        """Go by the kind of catalyst and the plan that a pot file kept; there is no plan where
+        nothing was decided, or kept."""
         self.settle(catalyst)
         if saved is not None:
             self._adopt(self.plan.restored(saved))
@@ -92,25 +94,51 @@ class Reader:
     @property
     def fixed_plan(self) -> Plan | None:
         """The plan, once nothing can change it."""
-        return None if self.plan.undecided and not self.pot.distillations else self.plan
+        if self.plan.undecided and not self.pot.distillations:
+            return None
+        return self.plan
 
     def _layout(self) -> Layout:
-        config, plan, policy = self.config, self.plan, self.policy
-        attention_stats = AttentionStats("received" in plan.needs, plan.window if "newest" in plan.needs else 0) if LATE & plan.needs else None
+        config = self.config
+        plan = self.plan
+        policy = self.policy
+        if LATE & plan.needs:
+            attention_stats = AttentionStats(
+                "received" in plan.needs, plan.window if "newest" in plan.needs else 0
+            )
+        else:
+            attention_stats = None
         if plan.whole or not policy.bounded:
-            grouping = (config.group, config.neighbours) if policy.grouped else None
-            return Layout(None, None, config.context_reset, config.pot_dtype, attention_stats, grouping, policy.bounded)
+            if policy.grouped:
+                grouping = (config.group, config.neighbours)
+            else:
+                grouping = None
+            return Layout(
+                None,
+                None,
+                config.context_reset,
+                config.pot_dtype,
+                attention_stats,
+                grouping,
+                policy.bounded,
+            )
         sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
-        return Layout(config.pot_size, sizes, config.context_reset, config.pot_dtype, attention_stats)
+        return Layout(
+            config.pot_size, sizes, config.context_reset, config.pot_dtype, attention_stats
+        )
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         """Refuse sizes that would never let a token be read after a distillation."""
-        prompt, size, kept = self.plan.reserve(catalyst), self.plan.pot_size, self.plan.distill_to
+        prompt = self.plan.reserve(catalyst)
+        size = self.plan.pot_size
+        kept = self.plan.distill_to
         if catalyst is not None and not catalyst.shape[1]:
-            raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
+            raise ValueError(
+                "the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'"
+            )
         if self.policy.bounded and kept + prompt + pinned >= size:
             raise NoRoom(
                 f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
@@ -119,7 +147,9 @@ class Reader:
 
     def check_idle(self) -> None:
         if self.busy:
-            raise RuntimeError("an answer is still being streamed from this session: finish or close it first, or fork the session")
+            raise RuntimeError(
+                "an answer is still being streamed from this session: finish or close it first, or fork the session"
+            )
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -132,10 +162,14 @@ class Reader:
             take(self.host, [self.pot], self.tensor(ids), [self.score_novelty])
             self.pot.pin(len(ids))
 
-    def cycles(self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None) -> Iterator[tuple[list[int], bool]]:
-        """What is to be read, opening first, in lists that end where the pot is full; and whether more comes.
+    def cycles(
+        self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None
+    ) -> Iterator[tuple[list[int], bool]]:
+        """What is to be read, opening first, in lists that end where the pot is full; and whether
+        more comes.
 
-        However a stream arrives, it is then read in chunks of few lengths: what runs for one can be kept for the next.
+        However a stream arrives, it is then read in chunks of few lengths: what runs for one can be
+        kept for the next.
         """
         waiting: list[int] = []
         first = True
@@ -145,7 +179,10 @@ class Reader:
             count = self._until_full(catalyst)
             while count is None or len(waiting) > count:
                 yield waiting[:count], count is not None
-                waiting = [] if count is None else waiting[count:]
+                if count is None:
+                    waiting = []
+                else:
+                    waiting = waiting[count:]
                 if not waiting:
                     break
                 count = self._until_full(catalyst)
@@ -153,23 +190,39 @@ class Reader:
             yield waiting, False
 
     def _until_full(self, catalyst: Tensor | None) -> int | None:
-        """How many tokens there are to the next distillation, or the one after it if the pot is full; None if there is none."""
+        """How many tokens there are to the next distillation, or the one after it if the pot is
+        full; None if there is none."""
         if self.pot.size is None or not self.policy.bounded:
             return None
         reserve = self.plan.reserve(catalyst)
         room = int(self.pot.room) - reserve
-        return room if room > 0 else max(1, self.pot.size - self.plan.distill_to - self.pot.pinned - reserve)
+        if room > 0:
+            return room
+        return max(1, self.pot.size - self.plan.distill_to - self.pot.pinned - reserve)
 
-    def read(self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
-        """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after every chunk. more: more is to be read,
-        so a pot that is then full is distilled."""
+    def read(
+        self,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> None:
+        """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after
+        every chunk. more: more is to be read, so a pot that is then full is distilled."""
         started = time.perf_counter()
         try:
             self._read(self.pot, ids, catalyst, progress, more)
         finally:
             self.read_s += time.perf_counter() - started
 
-    def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
+    def _read(
+        self,
+        pot: Pot,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> None:
         if not ids:
             return
         if not self.has_room_for(pot, catalyst):
@@ -181,12 +234,14 @@ class Reader:
     def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the catalyst has room beside what the pot holds.
 
-        One that is longer than the last may have none; it is preceded by the distillation that reading on would have made.
+        One that is longer than the last may have none; it is preceded by the distillation that
+        reading on would have made.
         """
         return self.plan.reserve(catalyst) <= pot.room
 
     def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
-        """Whether so many more entries, a question and its answer, need no distillation and leave room for the catalyst."""
+        """Whether so many more entries, a question and its answer, need no distillation and leave
+        room for the catalyst."""
         return count + self.plan.reserve(catalyst) <= self.pot.room
 
     def unread(self, count: int) -> list[int]:

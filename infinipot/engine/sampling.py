@@ -11,7 +11,8 @@ from infinipot.config import Sampling
 
 
 class Sampler:
-    """Picks the next token as `sampling` says: the likeliest at temperature 0, else by chance, repeatably where a seed is given."""
+    """Picks the next token as `sampling` says: the likeliest at temperature 0, else by chance,
+    repeatably where a seed is given."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.greedy = sampling.temperature == 0
@@ -31,14 +32,21 @@ class Sampler:
         """logits [1, V] -> a token id."""
         if self.greedy:
             return int(logits.argmax(dim=-1))
-        scores = self.warp(torch.zeros(1, 0, dtype=torch.long, device=logits.device), logits.float())
+        scores = self.warp(
+            torch.zeros(1, 0, dtype=torch.long, device=logits.device), logits.float()
+        )
         return int(torch.multinomial(scores.softmax(dim=-1).cpu(), 1, generator=self.random))
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> set[int]:
     """Every id that ends an answer, by the model's generation config, its config and its tokenizer."""
     ends: set[int] = set()
-    named = (model.generation_config.eos_token_id if model.generation_config else None, model.config.eos_token_id)
+    named = (
+        model.generation_config.eos_token_id if model.generation_config else None,
+        model.config.eos_token_id,
+    )
     for value in (*named, tokenizer.eos_token_id if tokenizer else None):
-        ends |= set(value) if isinstance(value, (list, tuple)) else set() if value is None else {value}
+        ends |= (
+            set(value) if isinstance(value, (list, tuple)) else set() if value is None else {value}
+        )
     return ends

@@ -15,7 +15,8 @@ from infinipot.model.runner import ModelRunner
 
 
 class CuttingReader(Reader):
-    """Reads the first half of a pot at once, and as much of the text's end as there is room for when a question comes.
+    """Reads the first half of a pot at once, and as much of the text's end as there is room for
+    when a question comes.
 
     tail: the newest ids, not read yet. skipped: how many ids were let go unread.
     """
@@ -41,7 +42,13 @@ class CuttingReader(Reader):
     def progress(self) -> tuple[int, int]:
         return self.pot.tokens_read + len(self.tail) + self.skipped, self.pot.distillations
 
-    def read(self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
+    def read(
+        self,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> None:
         here = max(0, self.config.pot_size // 2 - self.pot.length)
         self.skipped += max(0, len(self.tail) + len(ids[here:]) - self.config.pot_size)
         self.tail.extend(ids[here:])
@@ -68,7 +75,9 @@ class CuttingReader(Reader):
     @property
     def stats(self) -> Stats:
         stats = super().stats
-        return dataclasses.replace(stats, tokens_read=stats.tokens_read + len(self.tail), tokens_skipped=self.skipped)
+        return dataclasses.replace(
+            stats, tokens_read=stats.tokens_read + len(self.tail), tokens_skipped=self.skipped
+        )
 
     def copy(self) -> Reader:
         twin = super().copy()
@@ -79,4 +88,6 @@ class CuttingReader(Reader):
 
 def reader_for(host: ModelRunner, config: PotConfig) -> Reader:
     """A reader for an empty pot."""
-    return CuttingReader(host, config) if config.policy.cuts else Reader(host, config)
+    if config.policy.cuts:
+        return CuttingReader(host, config)
+    return Reader(host, config)

@@ -102,7 +102,10 @@ def heat_map(
             if value is None:
                 axis.text(x, y, "–", color=DARK, **style)
             else:
-                color = DARK if 0.2 < value < 0.85 else "white"
+                if 0.2 < value < 0.85:
+                    color = DARK
+                else:
+                    color = "white"
                 axis.text(x, y, f"{100 * value:.0f}", color=color, **style)
     return image
 
@@ -187,7 +190,9 @@ def bars(
 
 
 def _bar_number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.1f}"
+    if math.isnan(value):
+        return ""
+    return f"{value:.1f}"
 
 
 def shades(

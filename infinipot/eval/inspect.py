@@ -101,7 +101,10 @@ def look(
     losses = read(session, ids, question if method.aware else None, len(head))
     kept = kept_places(session, len(head) + len(ids))
     facts = described(session, model, method)
-    answer = session.ask(question, **sampling) if question else None
+    if question:
+        answer = session.ask(question, **sampling)
+    else:
+        answer = None
     return Look(
         pieces=[*[str(replica.tokenizer.decode([token])) for token in head], *parts],
         pinned=len(head),
@@ -131,7 +134,10 @@ def described(session: Session, model: str, method: Method) -> str:
     """A line about the method and the reading."""
     stats = session.stats
     size = session.pot.size
-    bound = f"of {size:,}" if size else "without a bound"
+    if size:
+        bound = f"of {size:,}"
+    else:
+        bound = "without a bound"
     options = [
         f"{name} {value}"
         for name, value in method.options.items()

@@ -19,8 +19,8 @@ from infinipot.policies.registry import OUTSIDE, renamed
 
 @dataclass(frozen=True)
 class Method:
-    """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: every option filled in. prompts: names that a study
-    has for prompts."""
+    """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: every option
+    filled in. prompts: names that a study has for prompts."""
 
     label: str
     config: PotConfig
@@ -37,10 +37,13 @@ class Method:
 
     @property
     def question(self) -> str | None:
-        """`known` or `unknown` when it is chosen what survives; None where the policy would make no use of a question."""
+        """`known` or `unknown` when it is chosen what survives; None where the policy would make no
+        use of a question."""
         if self.aware or (self.config.prefill == "whole" and self.policy.needs() & LATE):
             return "known"
-        return None if self.policy.catalyst is None else "unknown"
+        if self.policy.catalyst is None:
+            return None
+        return "unknown"
 
     @property
     def bounded(self) -> bool:
@@ -54,28 +57,44 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What tells this method from another of the same policy: options that count for it and are not the defaults, under the names that
-        results have always had."""
+        """What tells this method from another of the same policy: options that count for it and are
+        not the defaults, under the names that results have always had."""
         policy = self.policy
         if not policy.bounded:
-            return {"pot_size": self.config.pot_size} if policy.cuts else policy.values
-        different = {name: value for name, value in self.config.changed.items() if name not in ("policy", "chunk_tokens")}
+            if policy.cuts:
+                return {"pot_size": self.config.pot_size}
+            return policy.values
+        different = {
+            name: value
+            for name, value in self.config.changed.items()
+            if name not in ("policy", "chunk_tokens")
+        }
         different |= {"pot_size": self.config.pot_size, "distill_to": self.config.survivors}
         if "novelty" in policy.options():
             layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
             different |= {"recent": layer.recent, "pool": layer.pool, "pool_mode": layer.pool_mode}
         if policy.catalyst is not None:
-            different["catalyst"] = {text: name for name, text in self.prompts}.get(policy.catalyst, policy.catalyst)
+            different["catalyst"] = {text: name for name, text in self.prompts}.get(
+                policy.catalyst, policy.catalyst
+            )
         older = {new: old for old, new in RENAMED.items()}
-        return {older.get(name, name): list(value) if isinstance(value, tuple) else value for name, value in different.items()}
+        return {
+            older.get(name, name): list(value) if isinstance(value, tuple) else value
+            for name, value in different.items()
+        }
 
 
 def split(text: str, mark: str) -> list[str]:
     """Parts of a text between marks that stand in no parentheses, brackets or quotes."""
-    parts, depth, quote = [""], 0, ""
+    parts = [""]
+    depth = 0
+    quote = ""
     for letter in text:
         if quote:
-            quote = "" if letter == quote else quote
+            if letter == quote:
+                quote = ""
+            else:
+                quote = quote
         elif letter in "'\"" and depth:
             quote = letter
         depth += 0 if quote else (letter in "([{") - (letter in ")]}")
@@ -87,14 +106,17 @@ def split(text: str, mark: str) -> list[str]:
 
 
 def parts_of(label: str) -> tuple[str, list[str]]:
-    """`infinipot:novelty=0.25` or `package.module:Class(alpha=0.3):pot_size=512` -> the policy, and what stands behind it."""
+    """`infinipot:novelty=0.25` or `package.module:Class(alpha=0.3):pot_size=512` -> the policy, and
+    what stands behind it."""
     first, *others = split(label, ":")
     if first not in POLICIES and others and OUTSIDE.fullmatch(f"{first}:{others[0]}"):
         return f"{first}:{others[0]}", others[1:]
     return first, others
 
 
-def changes_of(label: str, policy: Policy, changes: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def changes_of(
+    label: str, policy: Policy, changes: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options by name from `option=value` each; and those of the preset among them."""
     own: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
@@ -102,8 +124,14 @@ def changes_of(label: str, policy: Policy, changes: list[str]) -> tuple[dict[str
         name, equals, value = change.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise ValueError(f"{label!r} cannot be read: after the policy stands option=value, as in {policy.name}:novelty=0.25")
-        known("option", name, ["preset", *(name for name in NAMES if name != "policy"), *RENAMED, *policy.options()])
+            raise ValueError(
+                f"{label!r} cannot be read: after the policy stands option=value, as in {policy.name}:novelty=0.25"
+            )
+        known(
+            "option",
+            name,
+            ["preset", *(name for name in NAMES if name != "policy"), *RENAMED, *policy.options()],
+        )
         if name == "preset":
             known("preset", value, RECIPES)
             recipe = RECIPES[value]
@@ -113,25 +141,36 @@ def changes_of(label: str, policy: Policy, changes: list[str]) -> tuple[dict[str
 
 
 def shared_options(policy: Policy, base: Mapping[str, Any], preset: str | None) -> dict[str, Any]:
-    """What a policy takes of the options that are given for all: those that it has and that say nothing else already."""
+    """What a policy takes of the options that are given for all: those that it has and that say
+    nothing else already."""
     shared = renamed(base)
     if preset is not None and "novelty" in policy.options():
         shared = {**RECIPES[preset], **shared}
-    if "contrast" not in policy.options() and shared.get("score_memory") == "once":  # goes by the catalyst alone
+    # goes by the catalyst alone
+    if "contrast" not in policy.options() and shared.get("score_memory") == "once":
         del shared["score_memory"]
     defaults = {field.name: field.default for field in dataclasses.fields(policy)}
     changed = {name for name, value in policy.values.items() if value != defaults[name]}
-    return {name: value for name, value in shared.items() if matters(name, policy) and name not in changed}
+    return {
+        name: value
+        for name, value in shared.items()
+        if matters(name, policy) and name not in changed
+    }
 
 
 def method(
-    label: str, base: Mapping[str, Any], asked: bool = True, preset: str | None = None, prompts: Mapping[str, str] | None = None
+    label: str,
+    base: Mapping[str, Any],
+    asked: bool = True,
+    preset: str | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> Method:
-    """One method from `policy[:option=value...]` on top of shared options. What stands in the label counts more than `preset=` there, and that
-    more than base; preset, below base, is for those policies alone that have its options. Of base, a policy takes the options it has.
+    """One method from `policy[:option=value...]` on top of shared options. What stands in the label
+    counts more than `preset=` there, and that more than base; preset, below base, is for those
+    policies alone that have its options. Of base, a policy takes the options it has.
 
-    asked: there is a question; then it is the catalyst of a policy that has one, unless said otherwise, else the general catalyst is.
-    prompts: catalysts by names that only a study uses.
+    asked: there is a question; then it is the catalyst of a policy that has one, unless said
+    otherwise, else the general catalyst is. prompts: catalysts by names that only a study uses.
     """
     named, changes = parts_of(label)
     policy = policy_of(named)
@@ -143,7 +182,9 @@ def method(
         if not matters(name, policy):
             raise UnknownOption(type(policy), name)
     try:
-        config = PotConfig(**{**shared_options(policy, base, preset), **recipe, **own, "policy": policy})
+        config = PotConfig(
+            **{**shared_options(policy, base, preset), **recipe, **own, "policy": policy}
+        )
     except UnknownOption:
         raise
     except TypeError as problem:  # what a label says is text, so a wrong type is a wrong value
@@ -154,17 +195,24 @@ def method(
 
 
 def catalyst_of(policy: Policy, asked: bool) -> str | None:
-    """The kind of catalyst: the policy's, else the question if there is one. None where none is read."""
+    """The kind of catalyst: the policy's, else the question if there is one. None where none is
+    read."""
     if "catalyst" not in policy.needs():
         return None
     catalyst: str = policy.catalyst or ("question" if asked else "general")
     if catalyst == "question" and not asked:
-        raise ValueError("catalyst='question' is not possible here: there is no question; use general, or a prompt of your own")
+        raise ValueError(
+            "catalyst='question' is not possible here: there is no question; use general, or a prompt of your own"
+        )
     return catalyst
 
 
 def methods(
-    labels: str, base: Mapping[str, Any], asked: bool = True, preset: str | None = None, prompts: Mapping[str, str] | None = None
+    labels: str,
+    base: Mapping[str, Any],
+    asked: bool = True,
+    preset: str | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> list[Method]:
     """Several, separated by commas: `full,truncate,infinipot:novelty=0,infinipot:catalyst=general`."""
     texts = [text.strip() for text in split(labels, ",") if text.strip()]

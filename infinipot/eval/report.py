@@ -59,7 +59,9 @@ def table(records: Sequence[Record], what: str = "right") -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f}"
+    if value is None:
+        return "–"
+    return f"{100 * value:.0f}"
 
 
 def groups(records: Sequence[Record]) -> dict[str, list[Record]]:

@@ -57,7 +57,10 @@ class Results:
         self.key = tuple(key)
         folder.mkdir(parents=True, exist_ok=True)
         number, count = shard
-        ending = "jsonl" if count == 1 else f"{number}-of-{count}.jsonl"
+        if count == 1:
+            ending = "jsonl"
+        else:
+            ending = f"{number}-of-{count}.jsonl"
         self.path = folder / f"{name}.{ending}"
         if self.path.exists():
             self._drop_incomplete_line()

@@ -17,7 +17,9 @@ def task_means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 def mean(values: Sequence[float]) -> float | None:
     """The mean, or None for no values."""
-    return float(np.mean(values)) if values else None
+    if values:
+        return float(np.mean(values))
+    return None
 
 
 def paired_difference(

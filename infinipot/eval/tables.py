@@ -23,7 +23,9 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def number(value: float | None, digits: int = 1) -> str:
     """The number with so many digits after the point, or a dash for None."""
-    return "–" if value is None else f"{value:.{digits}f}"
+    if value is None:
+        return "–"
+    return f"{value:.{digits}f}"
 
 
 def tokens(count: int) -> str:

@@ -33,7 +33,9 @@ def _on(x: Tensor) -> AbstractContextManager[Any]:
 
 def _dense_rows(x: Tensor) -> Tensor:
     """x, with the elements of the last dimension next to each other in memory."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    if x.stride(-1) == 1:
+        return x
+    return x.contiguous()
 
 
 def _next_power_of_2(number: int) -> int:
@@ -59,8 +61,14 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> T
     if style == "interleaved":
         second = 1
         step = 2
-    sign = -1.0 if style == "half_reversed" else 1.0
-    tile = 16 if rows > 1 else 1
+    if style == "half_reversed":
+        sign = -1.0
+    else:
+        sign = 1.0
+    if rows > 1:
+        tile = 16
+    else:
+        tile = 1
     grid = (-(-rows // tile), batch * heads)
     strides = (*x.stride()[:3], *out.stride()[:3])
     layout = (half, _next_power_of_2(half), tile, 0, second, step, sign)
@@ -90,7 +98,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     width = x.shape[-1]
-    warps = 4 if width < 2048 else 8
+    if width < 2048:
+        warps = 4
+    else:
+        warps = 8
     with _on(x):
         triton.rms_norm[(x.numel() // width,)](
             x, weight, out, eps, width, kind, _next_power_of_2(width), num_warps=warps

@@ -83,7 +83,10 @@ def load(
     compat.check_version()
     place = best_device(device)
     precision = best_dtype(dtype, place)
-    path = embedded() if model == EMBEDDED else Path(model)
+    if model == EMBEDDED:
+        path = embedded()
+    else:
+        path = Path(model)
     if path.suffix == ".gguf":
         network, tokenizer = load_gguf(path, dtype=precision)
     else:

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 QUESTION = (None, "question")
-"""The kinds of catalyst that know the question: the question itself; None, where nothing has been settled yet."""
+"""The kinds of catalyst that know the question: the question itself; None, where nothing has been
+settled yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One layer of a full pot, as a policy sees it. `P` counts the entries that may be distilled; pinned ones are not among them.
+    """One layer of a full pot, as a policy sees it. `P` counts the entries that may be distilled;
+    pinned ones are not among them.
 
     keys, values     [B, K, P, D]  keys before rotary embedding
     rotated          [B, K, P, D]  keys as attention reads them
@@ -67,7 +69,8 @@ class UnknownOption(TypeError, ValueError):
     """An option that a policy does not have."""
 
     def __init__(self, policy: type[Policy], option: str) -> None:
-        self.policy, self.option = policy, option
+        self.policy = policy
+        self.option = option
         options = ", ".join(policy.options()) or "none"
         super().__init__(
             f"policy {policy.name!r} has no option {option!r} (its options: {options}): leave it out, or choose a policy that has it"
@@ -84,10 +87,12 @@ def fixed(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How survivors are chosen. Options are the fields of the dataclass, each with a default and a line of text below it.
+    """How survivors are chosen. Options are the fields of the dataclass, each with a default and a
+    line of text below it.
 
-    To write one, here or anywhere else: a frozen, keyword-only dataclass with `score`, on top of this class or of one from
-    `policies.options`, whose options it then has, too. `PotConfig(policy=MyPolicy(alpha=0.3))` uses it.
+    To write one, here or anywhere else: a frozen, keyword-only dataclass with `score`, on top of
+    this class or of one from `policies.options`, whose options it then has, too.
+    `PotConfig(policy=MyPolicy(alpha=0.3))` uses it.
     """
 
     name: ClassVar[str]
@@ -148,22 +153,30 @@ class Policy:
         return frozenset()
 
     def default_recent(self, budget: int) -> int:
-        """How many newest entries stay where `recent` is None, of a layer that keeps `budget` entries."""
+        """How many newest entries stay where `recent` is None, of a layer that keeps `budget`
+        entries."""
         return 0
 
     def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        """`pool` and `pool_mode` where they are None. asked: whether the question is known before the first distillation."""
+        """`pool` and `pool_mode` where they are None. asked: whether the question is known before
+        the first distillation."""
         return 0, "avg"
 
     def newest_kept(self, budget: int) -> int:
         """How many newest entries of a layer stay."""
-        return self.default_recent(budget) if self.recent is None else int(self.recent)
+        if self.recent is None:
+            return self.default_recent(budget)
+        return int(self.recent)
 
     def smoothing(self, budget: int, catalyst: str | None) -> tuple[int, str]:
-        """`pool` and `pool_mode` of a layer. catalyst: the kind in force. One that is set is not joined by the other of a wide window."""
+        """`pool` and `pool_mode` of a layer. catalyst: the kind in force. One that is set is not
+        joined by the other of a wide window."""
         unset = self.pool is None and self.pool_mode is None
         width, mode = self.default_smoothing(budget, unset and catalyst in QUESTION)
-        return width if self.pool is None else self.pool, mode if self.pool_mode is None else self.pool_mode
+        return (
+            width if self.pool is None else self.pool,
+            mode if self.pool_mode is None else self.pool_mode,
+        )
 
     # ---------------------------------------------------------------- choosing
 
@@ -179,13 +192,28 @@ class Policy:
         if self.shared_heads:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
         if seen.past is None:
-            return scores if self.score_memory != "once" else pool(scores, seen.pool, seen.pool_mode)
-        old, new = scores[..., : seen.past.shape[-1]], scores[..., seen.past.shape[-1] :]
-        if self.score_memory == "once":  # smoothed among what is new: its neighbours will not be the same again
+            if self.score_memory != "once":
+                return scores
+            return pool(scores, seen.pool, seen.pool_mode)
+        old = scores[..., : seen.past.shape[-1]]
+        new = scores[..., seen.past.shape[-1] :]
+        # smoothed among what is new: its neighbours will not be the same again
+        if self.score_memory == "once":
             return torch.cat((seen.past, pool(new, seen.pool, seen.pool_mode)), dim=-1)
         return torch.cat((torch.maximum(old, self.score_memory * seen.past), new), dim=-1)
 
     def choose(self, seen: Observation, scores: Tensor | None, budget: int) -> Tensor:
-        """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among them."""
-        smooth = scores if scores is None or self.score_memory == "once" else pool(scores, seen.pool, seen.pool_mode)
-        return choose(budget, novelty=seen.novelty, scores=smooth, share=self.novelty, sinks=seen.sinks, recent=seen.recent)
+        """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among
+        them."""
+        if scores is None or self.score_memory == "once":
+            smooth = scores
+        else:
+            smooth = pool(scores, seen.pool, seen.pool_mode)
+        return choose(
+            budget,
+            novelty=seen.novelty,
+            scores=smooth,
+            share=self.novelty,
+            sinks=seen.sinks,
+            recent=seen.recent,
+        )

@@ -1,4 +1,5 @@
-"""H2O (arXiv 2306.14048): heavy hitters, which received most attention so far, and as many of the newest."""
+"""H2O (arXiv 2306.14048): heavy hitters, which received most attention so far, and as many of the
+newest."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(Attended):
-    """With distil_to one less than the pot, one entry leaves per token, as published. Half of the survivors are the newest."""
+    """With distil_to one less than the pot, one entry leaves per token, as published. Half of the
+    survivors are the newest."""
 
     name = "h2o"
     summary = "entries that received most attention so far, and the newest (H2O)"

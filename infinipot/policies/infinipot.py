@@ -1,8 +1,9 @@
 """InfiniPot (arXiv 2410.01518): novelty first, then what the catalyst attends to, per head.
 
-The paper smooths nothing; averages over 7 slots keep phrases whole, which single digits need to survive. A question looks for where its answer
-begins, and the end would be lost: so where there is room for wide windows, what follows a strong entry stays with it. A twelfth is the
-newest text, on which the model goes on (docs/results.md).
+The paper smooths nothing; averages over 7 slots keep phrases whole, which single digits need to
+survive. A question looks for where its answer begins, and the end would be lost: so where there is
+room for wide windows, what follows a strong entry stays with it. A twelfth is the newest text, on
+which the model goes on (docs/results.md).
 """
 
 from __future__ import annotations
@@ -27,25 +28,35 @@ class InfiniPot(Prompted, Attended):
     novelty: float = 0.25
     """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
     contrast: str | None = None
-    """Divide the catalyst's attention by a second prompt's, to discount tokens that every prompt attends to: `unrelated` is made for it."""
+    """Divide the catalyst's attention by a second prompt's, to discount tokens that every prompt
+    attends to: `unrelated` is made for it."""
 
     def __post_init__(self) -> None:
         check_share("novelty", self.novelty)
         super().__post_init__()
         check_prompt("contrast", self.contrast, tuple(PRESETS))
         if self.contrast is not None and self.novelty >= 1:
-            raise ValueError(f"contrast={self.contrast!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
+            raise ValueError(
+                f"contrast={self.contrast!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1"
+            )
         if self.contrast is not None and self.catalyst == "plain":
-            raise ValueError(f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain'")
+            raise ValueError(
+                f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain'"
+            )
 
     def default_recent(self, budget: int) -> int:
         return budget // 12
 
     def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        return (45, "trailing") if asked and budget >= 3072 else (7, "avg")
+        if asked and budget >= 3072:
+            return (45, "trailing")
+        return (7, "avg")
 
     def needs(self) -> frozenset[str]:
-        return frozenset(({"novelty"} if self.novelty > 0 else set()) | ({"catalyst"} if self.novelty < 1 else set()))
+        return frozenset(
+            ({"novelty"} if self.novelty > 0 else set())
+            | ({"catalyst"} if self.novelty < 1 else set())
+        )
 
     def score(self, seen: Observation) -> Tensor | None:
         return seen.catalyst

@@ -17,5 +17,6 @@ class Random(Scored):
     summary = "entries drawn at random, the same at every reading of a text"
 
     def score(self, seen: Observation) -> Tensor:
-        chance = torch.Generator().manual_seed(int(seen.index[..., -1].max()))  # the place in the text is the seed
+        # the place in the text is the seed
+        chance = torch.Generator().manual_seed(int(seen.index[..., -1].max()))
         return torch.rand(seen.index.shape, generator=chance).to(seen.index.device)

@@ -54,7 +54,11 @@ def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         new = RENAMED.get(name, name)
         if new != name:
-            warnings.warn(f"{name} is called {new} now; the old name goes with the next release", DeprecationWarning, stacklevel=4)
+            warnings.warn(
+                f"{name} is called {new} now; the old name goes with the next release",
+                DeprecationWarning,
+                stacklevel=4,
+            )
         if new in found or (new != name and new in options):
             raise TypeError(f"{name} and {new} are the same option: give one of them")
         found[new] = value
@@ -71,19 +75,29 @@ def with_options(policy: str | Policy, options: Mapping[str, Any]) -> Policy:
                 raise UnknownOption(policy_class, name)
         return policy_class(**{name: value for name, value in options.items() if value is not None})
     if not isinstance(policy, Policy):
-        hint = f"; give {policy.__name__}(), an object" if isinstance(policy, type) and issubclass(policy, Policy) else ""
-        raise TypeError(f"policy={policy!r} is not allowed: it must be a name, or an object of a subclass of Policy{hint}")
+        if isinstance(policy, type) and issubclass(policy, Policy):
+            hint = f"; give {policy.__name__}(), an object"
+        else:
+            hint = ""
+        raise TypeError(
+            f"policy={policy!r} is not allowed: it must be a name, or an object of a subclass of Policy{hint}"
+        )
     defaults = {field.name: field.default for field in dataclasses.fields(policy)}
     for name in options:
         if name not in defaults:
             raise UnknownOption(type(policy), name)
-    return dataclasses.replace(policy, **{name: defaults[name] if value is None else value for name, value in options.items()})
+    return dataclasses.replace(
+        policy,
+        **{name: defaults[name] if value is None else value for name, value in options.items()},
+    )
 
 
 def policy_of(text: str) -> Policy:
-    """A policy as the command line names it: its name, or `package.module:Class` or `package.module:Class(alpha=0.3)`.
+    """A policy as the command line names it: its name, or `package.module:Class` or
+    `package.module:Class(alpha=0.3)`.
 
-    The module is imported, so this is for what the user of this process says, never for files and requests. Values are literals.
+    The module is imported, so this is for what the user of this process says, never for files and
+    requests. Values are literals.
     """
     if text in POLICIES or not OUTSIDE.fullmatch(text):
         return with_options(text, {})
@@ -113,7 +127,8 @@ def literals(arguments: str, text: str) -> dict[str, Any]:
 
 
 def documentation(policy: type[Policy]) -> dict[str, str]:
-    """What stands below each option in the source, in one line, by name. Empty where there is no source."""
+    """What stands below each option in the source, in one line, by name. Empty where there is no
+    source."""
     found: dict[str, str] = {}
     for parent in reversed(policy.__mro__):
         if not issubclass(parent, Policy):
@@ -122,9 +137,16 @@ def documentation(policy: type[Policy]) -> dict[str, str]:
             (node,) = ast.parse(textwrap.dedent(inspect.getsource(parent))).body
         except (OSError, TypeError, SyntaxError):
             continue
-        lines = node.body if isinstance(node, ast.ClassDef) else []
+        if isinstance(node, ast.ClassDef):
+            lines = node.body
+        else:
+            lines = []
         for field, text in itertools.pairwise(lines):
-            fits = isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+            fits = (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            )
             if fits:
                 found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
     return {name: found.get(name, "") for name in policy.options()}

@@ -1,4 +1,5 @@
-"""SelfExtend (arXiv 2401.01325): nothing leaves; distant positions are shared by groups of entries, so that they stay in the window."""
+"""SelfExtend (arXiv 2401.01325): nothing leaves; distant positions are shared by groups of entries,
+so that they stay in the window."""
 
 from __future__ import annotations
 

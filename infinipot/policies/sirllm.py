@@ -1,4 +1,5 @@
-"""SirLLM (ACL 2024, long.143): the tokens of the highest cross-entropy, the same in all heads, behind the first four."""
+"""SirLLM (ACL 2024, long.143): the tokens of the highest cross-entropy, the same in all heads,
+behind the first four."""
 
 from __future__ import annotations
 

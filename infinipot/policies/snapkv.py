@@ -1,4 +1,5 @@
-"""SnapKV (arXiv 2404.14469): what the newest tokens attend to, smoothed along the text; they themselves stay."""
+"""SnapKV (arXiv 2404.14469): what the newest tokens attend to, smoothed along the text; they
+themselves stay."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class SnapKV(Attended):
-    """Inside the bounded loop the newest tokens are those read last before the pot was full; with prefill="whole", those of the question."""
+    """Inside the bounded loop the newest tokens are those read last before the pot was full; with
+    prefill="whole", those of the question."""
 
     name = "snapkv"
     summary = "what the newest 32 tokens attend to, with its neighbours (SnapKV)"

@@ -1,4 +1,5 @@
-"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. With distil_to one less than the pot, one leaves per token."""
+"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. With distil_to one less than
+the pot, one leaves per token."""
 
 from __future__ import annotations
 

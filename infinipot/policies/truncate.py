@@ -1,4 +1,5 @@
-"""Truncation as LongBench does it (arXiv 2308.14508): the two ends of the text are read, the middle is never seen."""
+"""Truncation as LongBench does it (arXiv 2308.14508): the two ends of the text are read, the middle
+is never seen."""
 
 from __future__ import annotations
 

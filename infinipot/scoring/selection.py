@@ -83,7 +83,10 @@ def choose(
     first `sinks` and the last `recent` slots always stay. Of the remaining budget, `share` (0 .. 1)
     goes to the entries of highest novelty, and the rest to the highest scores among the others.
     """
-    some = novelty if scores is None else scores
+    if scores is None:
+        some = novelty
+    else:
+        some = scores
     assert some is not None, "a choice needs novelty or scores"
     kept = torch.zeros_like(some, dtype=torch.bool)
     kept[..., :sinks] = True

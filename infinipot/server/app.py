@@ -24,7 +24,13 @@ from infinipot.server.events import Done, Event
 from infinipot.server.jobs.answer import Answering
 from infinipot.server.responses import DONE, ChatForm, CompletionForm, Form, comment, sse
 from infinipot.server.routes import pots, web
-from infinipot.server.schema import REFUSALS, STREAMS, ChatRequest, CompletionRequest, TokenizeRequest
+from infinipot.server.schema import (
+    REFUSALS,
+    STREAMS,
+    ChatRequest,
+    CompletionRequest,
+    TokenizeRequest,
+)
 from infinipot.server.service import Served, Serving, refused
 from infinipot.server.stream import Mailbox, running
 

@@ -143,7 +143,10 @@ class Dialogue:
         """
         if self.in_text:
             return "\n", ""
-        whole = self.template.turn if self.answered else self.template.head
+        if self.answered:
+            whole = self.template.turn
+        else:
+            whole = self.template.head
         before = whole.rstrip(" ")
         return before or "\n", whole[len(before) :]
 

@@ -81,7 +81,10 @@ def read_rows(folder: Path, names: Sequence[str] | None = None) -> list[Row]:
                     "one of the two"
                 )
     if not rows:
-        what = f" of {', '.join(names)}" if names else ""
+        if names:
+            what = f" of {', '.join(names)}"
+        else:
+            what = ""
         raise ValueError(f"{folder} has no rows{what}: files must end in .jsonl or .jsonl.gz")
     place = {name: number for number, name in enumerate(tasks())}
     return sorted(rows.values(), key=lambda row: place[row.task])
@@ -145,7 +148,10 @@ def prompt_ids(
             for part in (ids[:half], ids[-half:])
         )
         ids, ends = _encoded(tokenizer, prompt, not task.chat)
-    start = len(prompt) - len(behind) if prompt.endswith(behind) else 0
+    if prompt.endswith(behind):
+        start = len(prompt) - len(behind)
+    else:
+        start = 0
     cut = sum(end <= start for end in ends)
     cut = min(max(cut, len(ids) - longest_question, 1), len(ids) - 1)
     question = ids[cut:]

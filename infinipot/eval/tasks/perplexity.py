@@ -105,7 +105,10 @@ class Stream:
             fresh = session.stats.tokens_read - windows.tokens
             windows.add(session.pot.novelty[0, -fresh:].tolist())
 
-        left = math.inf if self.count is None else self.count
+        if self.count is None:
+            left = math.inf
+        else:
+            left = self.count
         if begin := replica.tokenizer.encode("", add_special_tokens=True)[:1]:
             session.append(begin, progress=note)
         for ids in encode(replica.tokenizer, pieces(self.path)):
