@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 
-from infinipot.cli import benchmark as _benchmark  # noqa: F401  (its commands; those of evaluate come with it)
+from infinipot.cli import eval as _eval  # noqa: F401  (its commands; those of evaluate come with it)
 from infinipot.cli import study as _study  # noqa: F401
 from infinipot.cli.app import app
 from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say

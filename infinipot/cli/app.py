@@ -81,7 +81,7 @@ def generate(
     json: Json = False,
 ) -> int:
     """Read a text and answer a question about it."""
-    from infinipot.cli import run
+    from infinipot.cli import session as run
 
     if not file and not prompt:
         raise BadUse(
@@ -127,7 +127,8 @@ def chat(
 ) -> int:
     """Talk, without end, in a pot of fixed size. A line is a message; /help lists what else there
     is."""
-    from infinipot.cli import chat, run
+    from infinipot.cli import chat
+    from infinipot.cli import session as run
 
     if file == "-":
         raise BadUse(
@@ -173,7 +174,7 @@ def distill(
     pot: OldPot = None,
 ) -> int:
     """Read a text and save the pot, to be asked later (generate --pot)."""
-    from infinipot.cli import run
+    from infinipot.cli import session as run
 
     plan = run.plan(given, file=file, question=prompt, pot=pot, save=output)
     session, _ = run.open_session(plan, model)
@@ -197,7 +198,7 @@ def info(
     debug: bool = False,
 ) -> int:
     """Show what a saved pot says about itself."""
-    from infinipot.cli import about
+    from infinipot.cli import info as about
 
     about.pot(pot, policy, json)
     return 0
@@ -213,7 +214,7 @@ def policies(
 ) -> int:
     """List the policies: how the entries that survive are chosen. With a name, or
     package.module:Class, its options."""
-    from infinipot.cli import about
+    from infinipot.cli import info as about
 
     about.policies() if name is None else about.policy(name)
     return 0

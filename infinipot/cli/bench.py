@@ -50,7 +50,7 @@ def lengths(text: str) -> tuple[int, ...]:
 def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) -> None:
     """Measure, print the table to stderr and the document, one line of JSON, to stdout, and add it
     to a file of such lines."""
-    from infinipot.cli.run import silence
+    from infinipot.cli.session import silence
 
     if out is None and RESULTS.is_dir():
         out = RESULTS / "bench.jsonl"

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from infinipot.cli import run
+from infinipot.cli import session as run
 from infinipot.cli.console import BadUse, Failure, put, say, statistics
 
 if TYPE_CHECKING:

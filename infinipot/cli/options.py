@@ -15,7 +15,7 @@ import typer
 
 from infinipot.checks import RENAMED
 from infinipot.cli.console import BadUse, say
-from infinipot.cli.policies import policy_named
+from infinipot.cli.policy_names import policy_named
 
 if TYPE_CHECKING:
     from infinipot.config import PotConfig

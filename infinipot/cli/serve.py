@@ -86,7 +86,7 @@ def loader(given: Given, model: str) -> Callable[[], tuple[Any, Any]]:
     """What loads the model when the server is up."""
 
     def load() -> tuple[Any, Any]:
-        from infinipot.cli.run import silence
+        from infinipot.cli.session import silence
         from infinipot.model.load import load
 
         if not given["debug"]:

@@ -9,8 +9,8 @@ import typer
 
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.console import BadUse, Failure
-from infinipot.cli.evaluate import SWEEP, Bench, Json, Out, bench, listed, share, show, size
 from infinipot.cli.options import COMMON, POT, Given, takes
+from infinipot.cli.sweep import SWEEP, Bench, Json, Out, bench, listed, share, show, size
 
 # ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
 

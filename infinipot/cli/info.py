@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinipot.cli.console import put
-from infinipot.cli.policies import policy_named
+from infinipot.cli.policy_names import policy_named
 
 if TYPE_CHECKING:
     from infinipot.config import PotConfig

@@ -28,8 +28,8 @@ from infinipot.cli.console import (
     terminal,
 )
 from infinipot.cli.options import COMMON, POT, Given, option, takes
-from infinipot.cli.policies import find_modules
-from infinipot.cli.run import silence
+from infinipot.cli.policy_names import find_modules
+from infinipot.cli.session import silence
 
 if TYPE_CHECKING:
     from infinipot.eval.methods import Method

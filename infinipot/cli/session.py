@@ -22,7 +22,7 @@ from infinipot.cli.console import (
     statistics,
 )
 from infinipot.cli.options import Given
-from infinipot.cli.policies import policy_named
+from infinipot.cli.policy_names import policy_named
 from infinipot.cli.source import Source
 
 if TYPE_CHECKING:
