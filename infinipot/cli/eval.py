@@ -1,108 +1,140 @@
-"""infinipot eval: benchmarks that others have made."""
+"""infinipot eval: benchmarks of other projects."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any
 
 import typer
 
 from infinipot.cli.app import EPILOG, Model, app
-from infinipot.cli.console import BadUse, Failure
-from infinipot.cli.options import COMMON, POT, Given, takes
-from infinipot.cli.sweep import METHODS, SWEEP, Json, Out, bench, listed, show, size
-
-# ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
+from infinipot.cli.command_options import CommandOptions, takes
+from infinipot.cli.console import BadUse
+from infinipot.cli.options import COMMON, POT
+from infinipot.cli.sweep import (
+    METHODS,
+    SWEEP,
+    Json,
+    Out,
+    Sweep,
+    need_results,
+    prepare,
+    refuse_system,
+    show,
+    size,
+    split,
+)
 
 evaluation = typer.Typer(
-    help="Benchmarks: LongBench, perplexity over a long text, and whatever lm-evaluation-harness has."
+    help="Benchmarks: LongBench, perplexity over a long text, and the tasks of "
+    "lm-evaluation-harness."
 )
 app.add_typer(evaluation, name="eval")
+
+
+def need_folder(data: Path | None, style: Path | None) -> None:
+    if data is None and style is None:
+        raise BadUse(
+            "no rows: give the folder of LongBench's files with --data, or of others with --style"
+        )
+
+
+def rows(data: Path | None, style: Path | None, tasks: str | None) -> dict[str, list[Any]]:
+    """LongBench rows by kind, genuine or made in its style."""
+    need_folder(data, style)
+    from infinipot.eval.tasks import longbench as task
+
+    names = None
+    if tasks:
+        names = split(tasks)
+    return {
+        kind: task.read_rows(folder, names)
+        for kind, folder in ((task.GENUINE, data), (task.STYLE, style))
+        if folder is not None
+    }
+
+
+def check_metrics(sets: dict[str, list[Any]]) -> None:
+    """Refuse rows whose metrics need packages that are not installed."""
+    from infinipot.eval.metrics import needed
+    from infinipot.eval.tasks import longbench as task
+
+    needed({task.tasks()[row.task].metric for rows in sets.values() for row in rows})
+
+
+def check_against(sweep: Sweep, against: str | None) -> None:
+    labels = [method.label for method in sweep.methods]
+    if against is not None and against not in labels:
+        raise BadUse(f"--against {against} is not one of the policies: {', '.join(labels)}")
 
 
 @evaluation.command("longbench", epilog=METHODS + EPILOG)
 @takes(POT, SWEEP, COMMON)
 def longbench(
     model: Model,
-    given: Given,
+    options: CommandOptions,
     out: Out,
     data: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files (also .gz)."),
     ] = None,
     style: Annotated[
-        Optional[Path],
+        Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Rows made in LongBench's image: reported apart, never as LongBench.",
+            help="Rows in LongBench's style: reported apart, never as LongBench.",
         ),
     ] = None,
     tasks: Annotated[
-        Optional[str],
-        typer.Option(
-            metavar="LIST", help="Only these tasks, as in qasper,trec. [default: all there are]"
-        ),
+        str | None,
+        typer.Option(metavar="LIST", help="Only these tasks, as in qasper,trec. [default: all]"),
     ] = None,
     half: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(metavar="NAME", help="even or odd: only the rows with such a number, from 0."),
     ] = None,
     max_length: Annotated[
-        Optional[int],
+        int | None,
         typer.Option(
             min=2,
             metavar="N",
-            help="Longest prompt for policy full; its middle is cut out. [default: the model's window]",
+            help="Longest prompt for policy full; its middle is cut out. "
+            "[default: the model's window]",
         ),
     ] = None,
     against: Annotated[
-        Optional[str],
+        str | None,
         typer.Option(
-            metavar="POLICY", help="What others are compared with. [default: the first policy]"
+            metavar="POLICY", help="Compare the others with this one. [default: the first policy]"
         ),
     ] = None,
     json: Json = False,
 ) -> int:
     """LongBench with its own prompts and metrics: the table, differences with intervals, prediction
     files in its format."""
-    if data is None and style is None:
-        raise BadUse(
-            "no rows: give the folder of LongBench's files with --data, or of others with --style"
-        )
+    need_folder(data, style)
     if half not in (None, "even", "odd"):
         raise BadUse(f"--half {half} is not allowed: it must be even or odd")
-    table = bench(given, model, out, "infinipot")
+    sweep = prepare(options, model, out, "infinipot")
+    refuse_system(options)
+    sets = rows(data, style, tasks)
+    check_metrics(sets)
+    check_against(sweep, against)
     from infinipot.eval import scores
-    from infinipot.eval.metrics import needed
-    from infinipot.eval.tasks import longbench as test
+    from infinipot.eval.tasks import longbench as task
 
-    if tasks:
-        wanted = listed(tasks)
-    else:
-        wanted = None
-    sets = {
-        kind: test.read_rows(folder, wanted)
-        for kind, folder in ((test.GENUINE, data), (test.STYLE, style))
-        if folder is not None
-    }
-    needed({test.tasks()[row.task].metric for rows in sets.values() for row in rows})
-    if against is not None and against not in (method.label for method in table.methods):
-        raise BadUse(
-            f"--against {against} is not among the policies given: {', '.join(method.label for method in table.methods)}"
-        )
-    units = test.plan(
-        table.model,
-        table.methods,
+    units = task.plan(
+        sweep.model,
+        sweep.methods,
         list(sets.items()),
-        limit=given["limit"],
+        limit=options["limit"],
         half=half,
         max_length=max_length,
     )
     if not units:
         raise BadUse(f"there are no rows with {half} numbers")
-    records = table.run(units, test.NAME, test.KEY, "longbench")
-    if not records:
-        raise Failure("there is no result: memory sufficed for none of the rows")
+    records = sweep.run(units, task, "longbench")
+    need_results(records)
     text, files = scores.write(records, out, against)
     show(records, text, [*files, scores.predictions(records, sets, out)], json)
     return 0
@@ -112,33 +144,48 @@ def longbench(
 @takes(POT, SWEEP, COMMON)
 def perplexity(
     model: Model,
-    given: Given,
+    options: CommandOptions,
     out: Out,
-    file: Annotated[list[Path], typer.Option("-f", "--file", metavar="FILE", help="A text, also .gz; may be given several times.",
-                                             show_default=False)],
-    tokens: Annotated[Optional[str], typer.Option(metavar="N", help="Read so many tokens, as in 100k. [default: all]")] = None,
-    every: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens whose losses are averaged for a point of the figure.")] = 1024,
+    file: Annotated[
+        list[Path],
+        typer.Option(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="A text, also .gz; repeatable.",
+            show_default=False,
+        ),
+    ],
+    tokens: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Read this many tokens, as in 100k. [default: all]"),
+    ] = None,
+    every: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Number of tokens whose mean loss is a point of the figure."
+        ),
+    ] = 1024,
     json: Json = False,
-) -> int:  # fmt: skip
+) -> int:
     """How well a text of any length is predicted while it is read through a pot. There is no
     question: the catalyst is general."""
     for path in file:
         if not path.is_file():
             raise BadUse(f"there is no file {path}")
-    if tokens is None:
-        count = None
-    else:
+    count = None
+    if tokens is not None:
         count = size(tokens)
-    table = bench(given, model, out, "full,streaming,infinipot", asked=False)
-    from infinipot.eval.tasks import perplexity as test
+    sweep = prepare(options, model, out, "full,streaming,infinipot", question=False)
+    refuse_system(options)
+    from infinipot.eval.tasks import perplexity as task
     from infinipot.optional import EVAL, need
 
     need("matplotlib", "the figure", EVAL)
-    units = test.plan(table.model, table.methods, file, count, every)
-    records = table.run(units, test.NAME, test.KEY, "perplexity", given["limit"])
-    if not records:
-        raise Failure("there is no result: memory sufficed for none of the readings")
-    text, files = test.write(records, out)
+    units = task.plan(sweep.model, sweep.methods, file, count, every)
+    records = sweep.run(units, task, "perplexity", options["limit"])
+    need_results(records)
+    text, files = task.write(records, out)
     show(records, text, files, json)
     return 0
 
@@ -147,40 +194,62 @@ def perplexity(
 @takes(POT, SWEEP, COMMON)
 def lm(
     model: Model,
-    given: Given,
+    options: CommandOptions,
     out: Out,
-    tasks: Annotated[str, typer.Option(metavar="LIST", help="Tasks or groups of lm-evaluation-harness, as in ruler,babilong.",
-                                       show_default=False)],
-    fewshot: Annotated[Optional[int], typer.Option(min=0, metavar="N", help="Examples before each question. [default: the task's]")] = None,
-    lengths: Annotated[Optional[str], typer.Option(metavar="LIST", help="RULER: tokens of its texts, as in 4k,16k.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the model's chat template around prompts.")] = False,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="Tasks or groups of lm-evaluation-harness, as in ruler,babilong.",
+            show_default=False,
+        ),
+    ],
+    fewshot: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Examples before each question. [default: the task's]"
+        ),
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="RULER: tokens of its texts, as in 4k,16k."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put the model's chat template around prompts.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Answers decoded together.")] = 1,
-    include: Annotated[Optional[Path], typer.Option(metavar="FOLDER", help="Tasks of your own, as the harness describes them.")] = None,
+    include: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Tasks of your own, in the harness's format."),
+    ] = None,
     json: Json = False,
-) -> int:  # fmt: skip
+) -> int:
     """Tasks of lm-evaluation-harness (RULER, BABILong, ...) in bounded memory. The end of a prompt,
     its question, is the catalyst."""
     if include is not None and not include.is_dir():
         raise BadUse(f"there is no folder {include}")
-    table = bench(given, model, out, "infinipot")
-    from infinipot.eval.tasks import lm_harness
+    sweep = prepare(options, model, out, "infinipot")
+    refuse_system(options)
+    from infinipot.eval.tasks import lm_harness as task
     from infinipot.optional import LM, need
 
     need("lm_eval", "these tasks", LM)
-    sizes = tuple(size(text) for text in listed(lengths or ""))
-    lm_harness.check(listed(tasks), include)
-    options = {
-        "fewshot": fewshot,
-        "limit": given["limit"],
-        "lengths": sizes,
-        "chat": chat,
-        "batch": batch,
-        "include": include,
-    }
-    units = lm_harness.plan(table.model, table.methods, listed(tasks), **options)
-    records = table.run(units, lm_harness.NAME, lm_harness.KEY, "lm")
-    if not records:
-        raise Failure("there is no result: memory sufficed for none of the tasks")
-    text, files = lm_harness.write(records, out)
+    sizes = tuple(size(text) for text in split(lengths or ""))
+    names = split(tasks)
+    task.check(names, include)
+    units = task.plan(
+        sweep.model,
+        sweep.methods,
+        names,
+        fewshot=fewshot,
+        limit=options["limit"],
+        lengths=sizes,
+        chat=chat,
+        batch=batch,
+        include=include,
+    )
+    records = sweep.run(units, task, "lm")
+    need_results(records)
+    text, files = task.write(records, out)
     show(records, text, files, json)
     return 0

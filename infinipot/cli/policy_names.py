@@ -1,4 +1,4 @@
-"""Policies as they are named on the command line."""
+"""How the command line names policies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from infinipot.policies import Policy
 
 
-def policy_named(text: str) -> Policy:
-    """A policy by its name, or from a module, also one in the current folder."""
+def parse_policy(text: str) -> Policy:
+    """A policy by its name, or by its module, which may be in the current folder."""
     from infinipot.policies import policy_of
 
-    find_modules(text)
+    search_current_folder(text)
     return policy_of(text)
 
 
-def find_modules(policies: str) -> None:
-    """Let modules in the current folder be found, behind all others, if policies may come from one."""
+def search_current_folder(policies: str) -> None:
+    """Find modules in the current folder, after all others, if policies may come from one."""
     if ":" in policies and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())

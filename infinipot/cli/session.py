@@ -1,4 +1,4 @@
-"""What the commands do with a session: open it, read, answer, save."""
+"""What generate, chat and distill share: open a session, read, answer, save."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from infinipot.cli.console import (
-    BadUse,
-    Failure,
-    Progress,
-    Stopped,
-    doing,
-    interrupts,
-    say,
-    statistics,
-)
-from infinipot.cli.options import Given
-from infinipot.cli.policy_names import policy_named
+from infinipot.cli.command_options import CommandOptions
+from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, say
+from infinipot.cli.policy_names import parse_policy
+from infinipot.cli.progress import ReadingProgress, distillations
 from infinipot.cli.source import Source
 
 if TYPE_CHECKING:
@@ -30,88 +22,94 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Plan:
-    """What a command was asked to do, checked as far as that is possible without the model."""
+class Job:
+    """What a command has to do, checked as far as possible without the model, and its speeds."""
 
-    given: Given
+    options: CommandOptions
     config: PotConfig
     sampling: Sampling
     source: Source | None
     question: str | None
     pot: Path | None
     save: Path | None
+    load_s: float = 0.0
+    read_s: float = 0.0
+    read_tps: float = 0.0
 
-    @property
-    def quiet(self) -> bool:
-        return bool(self.given["quiet"])
 
-
-def plan(
-    given: Given, *, file: str | None, question: str | None, pot: Path | None, save: Path | None
-) -> Plan:
-    if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):
-        raise BadUse(
-            f"cannot save {save}: "
-            + (
-                "it is a folder"
-                if save.is_dir()
-                else f"there is no folder {save.absolute().parent}"
-            )
-        )
-    if file is None:
-        source = None
-    else:
+def prepare(
+    options: CommandOptions,
+    *,
+    file: str | None,
+    question: str | None,
+    pot: Path | None,
+    save: Path | None,
+) -> Job:
+    """Check the command line. pot: the saved pot to go on from. save: where to save the pot."""
+    if save is not None:
+        check_writable("save", save)
+    source = None
+    if file is not None:
         source = Source(file)
-    with doing("starting", bool(given["quiet"])):
+    with doing("starting", options.quiet):
         from infinipot.config import Sampling
 
         if pot is None:
-            config = given.config()
+            config = options.config()
         else:
-            config = saved_config(pot, given)
-        sampling = Sampling(**{**given.of(Sampling), "stop": tuple(given["stop"] or ())})
-    asks = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
-    if source and asks and not question:
+            config = saved_config(pot, options)
+        stop = tuple(options["stop"] or ())
+        sampling = Sampling(**{**options.fields_of(Sampling), "stop": stop})
+    needs_question = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
+    if source and needs_question and not question:
         raise BadUse(
-            "the catalyst is the question, but none is given while the text is read: give one with -p, or use --catalyst general"
+            "the catalyst is the question, but none is given while the text is read: "
+            "give one with -p, or use --catalyst general"
         )
-    if given["system"] and given["raw"]:
-        raise BadUse(
-            "--system needs the chat template, and --raw is without it: leave one of them out"
-        )
-    return Plan(given, config, sampling, source, question, pot, save)
+    if options["system"] and options["raw"]:
+        raise BadUse("--system needs the chat template, which --raw leaves out: give one of them")
+    return Job(options, config, sampling, source, question, pot, save)
 
 
-def saved_config(pot: Path, given: Given) -> PotConfig:
-    """The options a pot was filled with. Refuses given ones that say otherwise; only chunk_tokens
-    may, as results do not depend on it."""
+def check_writable(verb: str, path: Path) -> None:
+    """Refuse a path at which no file can be written."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise BadUse(f"cannot {verb} {path}: it is a folder")
+    if not folder.is_dir():
+        raise BadUse(f"cannot {verb} {path}: there is no folder {folder}")
+
+
+def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
+    """The options of a saved pot. Refuses options of the command that differ, except chunk_tokens,
+    on which results do not depend."""
     from infinipot.pot_file import config_of, describe, in_force
 
     header = describe(pot)
-    if ":" in (given["policy"] or ""):
-        policy = policy_named(given["policy"])
-    else:
-        policy = None
+    policy = None
+    if ":" in (options["policy"] or ""):
+        policy = parse_policy(options["policy"])
     saved = config_of(pot, header, policy)
     shown, plan = in_force(pot, header, policy)
-    given.check_use([saved.policy])
-    here = {
-        **shown.options,
-        **shown.policy.values,
-        "policy": given["policy"] if policy else saved.policy.name,
-    }
-    here |= {"catalyst": plan.catalyst, "system": header["system"], "raw": not header["templated"]}
-    for name, there in {**given.pot, "system": given["system"], "raw": given["raw"]}.items():
-        if there is not None and name != "chunk_tokens" and there != here[name]:
-            raise BadUse(
-                f"{given.origins[name]} is {there!r}, but {pot} was filled with {name} {here[name]!r}: leave it out, or read the text into a "
-                "new pot"
-            )
-    return saved.replace(chunk_tokens=given["chunk_tokens"] or saved.chunk_tokens)
+    options.check_use([saved.policy])
+    values = {**shown.options, **shown.policy.values, "policy": saved.policy.name}
+    values |= {"catalyst": plan.catalyst, "system": header["system"]}
+    values["raw"] = not header["templated"]
+    if policy is not None:
+        values["policy"] = options["policy"]
+    for name in (*options.pot, "system", "raw"):
+        value = options[name]
+        if value is None or name == "chunk_tokens" or value == values.get(name):
+            continue
+        raise BadUse(
+            f"{options.origins[name]} is {value!r}, but {pot} was filled with {name} "
+            f"{values.get(name)!r}: leave it out, or read the text into a new pot"
+        )
+    return saved.replace(chunk_tokens=options["chunk_tokens"] or saved.chunk_tokens)
 
 
 def silence(quiet: bool) -> None:
-    """No warnings and bars of other libraries; a download from the Hub may show its bar on a
+    """Hide warnings and bars of other libraries. A download from the Hub may show its bar on a
     terminal."""
     import warnings
 
@@ -127,83 +125,81 @@ def silence(quiet: bool) -> None:
         enable_progress_bars()
 
 
-def open_session(plan: Plan, model: str) -> tuple[Session, float]:
-    """A new session, or the saved one, and the seconds that loading took."""
+def open_session(job: Job, model: str) -> Session:
+    """Load the model, and start a session or go on with the saved one."""
     started = time.perf_counter()
-    given = plan.given
-    with doing(f"loading {model}", plan.quiet):
+    options = job.options
+    with doing(f"loading {model}", options.quiet):
         from infinipot import Session, load
 
-        if not given["debug"]:
-            silence(plan.quiet)
-        wanted = {name: given[name] for name in ("device", "dtype") if given[name]}
+        if not options["debug"]:
+            silence(options.quiet)
         try:
-            loaded, tokenizer = load(model, **wanted)
+            loaded, tokenizer = load(model, **options.loading)
         except OSError as problem:
             raise BadUse(str(problem)) from problem
-        if plan.pot is not None:
+        if job.pot is not None:
             session = Session.load(
-                plan.pot,
+                job.pot,
                 loaded,
                 tokenizer,
-                chunk_tokens=plan.config.chunk_tokens,
-                policy=plan.config.policy,
+                chunk_tokens=job.config.chunk_tokens,
+                policy=job.config.policy,
             )
         else:
+            template = False if options["raw"] else None
             session = Session(
-                loaded,
-                tokenizer,
-                plan.config,
-                system=given["system"],
-                template=False if given["raw"] else None,
+                loaded, tokenizer, job.config, system=options["system"], template=template
             )
-    return session, time.perf_counter() - started
+    job.load_s = time.perf_counter() - started
+    return session
 
 
-def read(plan: Plan, session: Session) -> float:
-    """Read the text, if there is one, and save the pot, if that is wanted, also if the reading was
-    cut short. Returns tokens per second."""
-    before = session.stats.tokens_read
-    took = session.stats.timings["read_s"]
-    source = plan.source
-    if source is not None:
-        progress = Progress(session, source, plan.quiet)
-        try:
-            with interrupts.gently("stopping (Ctrl-C again leaves at once)"):
-                session.append(source, question=plan.question or None, progress=progress)
-                interrupts.check()
-        except Stopped:
-            progress.close()
-            raise Stopped(
-                f"stopped after {session.stats.tokens_read - before:,} tokens; "
-                + save(plan, session)
-            ) from None
-        finally:
-            progress.close()
-        if source.bytes_read == 0:
-            raise BadUse(f"{source.name} is empty: there is nothing to read")
-        if source.problem:
-            if plan.save is not None:
-                say(save(plan, session))
-            raise BadUse(source.problem)
-    if plan.save is not None:
-        line = save(plan, session)
-        if not plan.quiet:
+def read(job: Job, session: Session) -> None:
+    """Read the text, if there is one. Then save the pot if the command asks for it, even if the
+    reading was cut short."""
+    tokens = session.stats.tokens_read
+    seconds = session.stats.timings["read_s"]
+    if job.source is not None:
+        read_source(job, session, job.source)
+    if job.save is not None:
+        line = save(job, session)
+        if not job.options.quiet:
             say(line)
-    took = session.stats.timings["read_s"] - took
-    if took:
-        return (session.stats.tokens_read - before) / took
-    return 0.0
+    job.read_s = session.stats.timings["read_s"]
+    if job.read_s > seconds:
+        job.read_tps = (session.stats.tokens_read - tokens) / (job.read_s - seconds)
 
 
-def save(plan: Plan, session: Session) -> str:
-    """Save the pot where the plan says, and say what was done."""
-    if plan.save is None:
+def read_source(job: Job, session: Session, source: Source) -> None:
+    before = session.stats.tokens_read
+    progress = ReadingProgress(session, source, job.options.quiet)
+    try:
+        with interrupts.gently("stopping (Ctrl-C again leaves at once)"):
+            session.append(source, question=job.question or None, progress=progress)
+            interrupts.check()
+    except Stopped:
+        progress.close()
+        tokens = session.stats.tokens_read - before
+        raise Stopped(f"stopped after {tokens:,} tokens; {save(job, session)}") from None
+    finally:
+        progress.close()
+    if source.bytes_read == 0:
+        raise BadUse(f"{source.name} is empty: there is nothing to read")
+    if source.problem:
+        if job.save is not None:
+            say(save(job, session))
+        raise BadUse(source.problem)
+
+
+def save(job: Job, session: Session) -> str:
+    """Save the pot if the command asks for it. Returns a message about what was done."""
+    if job.save is None:
         return "nothing is saved (--save-pot would)"
     if session.pot.hidden is None:
         return "there is no pot to save yet"
-    write(session, plan.save)
-    return f"pot saved in {plan.save} ({plan.save.stat().st_size / 1e6:,.1f} MB)"
+    write(session, job.save)
+    return f"pot saved in {job.save} ({job.save.stat().st_size / 1e6:,.1f} MB)"
 
 
 def write(session: Session, path: str | os.PathLike[str]) -> None:
@@ -216,21 +212,21 @@ def write(session: Session, path: str | os.PathLike[str]) -> None:
 
 
 @dataclasses.dataclass
-class Said:
-    """An answer, and how fast it came."""
+class Answer:
+    """An answer and its speed."""
 
     text: str = ""
     tokens: int = 0
     first_token_s: float | None = None
-    answer_s: float = 0.0
+    seconds: float = 0.0
     stopped: bool = False
 
     @property
-    def answer_tps(self) -> float | None:
+    def tps(self) -> float | None:
         """Tokens per second after the first."""
         if self.first_token_s is None or self.tokens < 2:
             return None
-        return (self.tokens - 1) / max(self.answer_s - self.first_token_s, 1e-9)
+        return (self.tokens - 1) / max(self.seconds - self.first_token_s, 1e-9)
 
 
 def answer(
@@ -239,69 +235,45 @@ def answer(
     sampling: Sampling,
     show: Callable[[str], None],
     aware: bool = True,
-) -> Said:
-    """Answer into the pot, showing pieces as they come, until it ends or Ctrl-C stops it; what was
-    said stays.
+) -> Answer:
+    """Answer into the pot and show the pieces, until the answer ends or Ctrl-C stops it. What it
+    has said until then stays in the pot.
 
-    With prefill="whole" nothing stays: each answer has a distillation of its own.
+    With prefill="whole" nothing stays, because each answer has its own distillation.
     """
-    said = Said()
+    result = Answer()
     started = time.perf_counter()
-    pieces = session.stream(
-        question,
-        keep=session.config.prefill != "whole",
-        aware=aware,
-        **dataclasses.asdict(sampling),
-    )
+    keep = session.config.prefill != "whole"
+    pieces = session.stream(question, keep=keep, aware=aware, **dataclasses.asdict(sampling))
     with closing(pieces), interrupts.gently():
         for piece in pieces:
-            if said.first_token_s is None:
-                said.first_token_s = time.perf_counter() - started
-            said.text += piece
+            if result.first_token_s is None:
+                result.first_token_s = time.perf_counter() - started
+            result.text += piece
             show(piece)
-            said.stopped = interrupts.asked
-            if said.stopped:
+            result.stopped = interrupts.pending
+            if result.stopped:
                 break
-    said.tokens = len(pieces.ids)
-    said.answer_s = time.perf_counter() - started
-    return said
+    result.tokens = len(pieces.ids)
+    result.seconds = time.perf_counter() - started
+    return result
 
 
-def result(
-    plan: Plan, session: Session, said: Said, load_s: float, read_s: float, read_tps: float
-) -> dict[str, Any]:
-    """What --json prints."""
+def statistics(session: Session) -> str:
+    """What the session has read and how much memory it takes, in one line."""
     stats = session.stats
-    timings = {
-        "load_s": load_s,
-        "read_s": read_s,
-        "distill_s": stats.timings["distill_s"],
-        "first_token_s": said.first_token_s,
-        "answer_s": said.answer_s,
-        "read_tps": read_tps,
-        "answer_tps": said.answer_tps,
-    }
-    return {
-        "text": said.text,
-        "usage": {
-            "prompt_tokens": stats.tokens_read - said.tokens,
-            "completion_tokens": said.tokens,
-        },
-        "pot": {
-            "size": session.pot.size,
-            "entries": stats.entries,
-            "peak_entries": stats.peak_entries,
-            "distillations": stats.distillations,
-            "bytes": stats.pot_bytes,
-            "full_cache_bytes": stats.full_cache_bytes,
-            "policy": plan.config.policy.name,
-        },
-        "timings": {
-            name: None if value is None else round(value, 4) for name, value in timings.items()
-        },
-    }
+    pot = "a pot without a bound"
+    if session.pot.size is not None:
+        pot = f"a pot of {session.pot.size:,}"
+    tokens = f"{stats.tokens_read:,} tokens"
+    if stats.tokens_skipped:
+        tokens += f", {stats.tokens_skipped:,} never read"
+    return (
+        f"{tokens} in {pot} (peak {stats.peak_entries:,}, {distillations(stats.distillations)}) · "
+        f"{stats.pot_bytes / 1e6:,.1f} MB, a full cache {stats.full_cache_bytes / 1e6:,.1f} MB"
+    )
 
 
-def report(plan: Plan, session: Session, *speeds: str) -> None:
-    if not plan.quiet:
+def report(job: Job, session: Session, *speeds: str) -> None:
+    if not job.options.quiet:
         say(" · ".join((statistics(session), *speeds)))
