@@ -46,7 +46,7 @@ def launch(options: CommandOptions, model: str, flags: Flags) -> None:
     if flags.ray is None and (flags.replicas, flags.max_replicas) != (None, None):
         raise BadUse("--replicas and --max-replicas are for a Ray cluster: give --ray, too")
     try:
-        from infinipot.server.process import bound
+        from infinipot.server import process, service  # noqa: F401
     except ModuleNotFoundError as problem:
         raise BadUse(
             f"the server needs {problem.name}, which is not installed: "
@@ -55,7 +55,7 @@ def launch(options: CommandOptions, model: str, flags: Flags) -> None:
     logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
     settings = server_settings(options, flags)
     start = starter(options, model, settings, flags)
-    place = bound(flags.host, flags.port)
+    place = process.bound(flags.host, flags.port)
     if not options.quiet:
         greet(place, model, flags)
     start(place)
