@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infinipot.cli.console import put
 from infinipot.cli.policies import policy_named
@@ -43,23 +43,22 @@ def pot(path: Path, policy: str | None, json: bool) -> None:
         put(f"{name:9} {text}\n")
 
 
+PLANNED = ("sinks", "recent", "pool", "pool_mode")
+"""Options that the plan tells, layer by layer."""
+
+
 def policy_options(policy: Policy) -> list[str]:
-    """Those of a policy that the plan does not tell: what always matters, and what is not as usual."""
-    usual = {field.name: field.default for field in dataclasses.fields(policy)}
-    told = {"recent", "pool", "pool_mode", "sinks"}
-    always = {
-        name: value for name, value in policy.values.items() if name in ("novelty", "catalyst")
-    }
-    if always.get("catalyst", "") is None:
-        shown = {"catalyst": "question, else general"}
-    else:
-        shown = {}
-    shown = {**always, **shown}
-    shown |= {
+    """A policy's options, as far as the plan does not tell them: novelty and catalyst, and those
+    that are not the defaults."""
+    defaults = {field.name: field.default for field in dataclasses.fields(policy)}
+    values = {name: value for name, value in policy.values.items() if name not in PLANNED}
+    shown = {
         name: value
-        for name, value in policy.values.items()
-        if name not in told and name not in shown and value != usual[name]
+        for name, value in values.items()
+        if name in ("novelty", "catalyst") or value != defaults[name]
     }
+    if "catalyst" in shown and shown["catalyst"] is None:
+        shown["catalyst"] = "question, else general"
     return [
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in shown.items()
@@ -83,14 +82,16 @@ def planned(config: PotConfig, plan: Plan) -> str:
     """What is in force; what is not decided yet; the range of what each layer has for itself."""
     if not config.policy.bounded:
         return "nothing is distilled"
-    parts = [f"sinks {plan.layers[0].sinks}"]
-    for name in ("recent", "pool", "pool_mode"):
+    parts = []
+    for name in (name for name in PLANNED if name in config.policy.options()):
         values = sorted({getattr(layer, name) for layer in plan.layers})
-        value: Any = getattr(config, name) if name in config.policy.options() else values[0]
-        if value is None and len(values) > 1:
-            value = f"{values[0]} to {values[-1]}, by layer"
-        parts.append(f"{name} {'decided at the first distillation' if value is None else value}")
-    return ", ".join([*parts, *([f"for catalyst {plan.catalyst}"] if plan.catalyst else [])])
+        if len(values) > 1:
+            parts.append(f"{name} {values[0]} to {values[-1]}, by layer")
+        elif getattr(config, name) is None:
+            parts.append(f"{name} not decided before the first distillation")
+        else:
+            parts.append(f"{name} {values[0]}")
+    return ", ".join(parts) or "no options"
 
 
 def policies() -> None:
