@@ -277,7 +277,13 @@ def test_info(run: Any, model: str, book: str, tmp_path: Path) -> None:
     run("distill", model, "-f", book, "-o", pot, *POT, "--system", "Be kind.")
     code, out, err = run("info", pot)
     assert (code, err) == (0, "")
-    for part in ("LlamaForCausalLM", "size 128, distil to 48", "distillations", "'Be kind.'"):
+    for part in (
+        "LlamaForCausalLM",
+        "size 128, distil to 48",
+        "sinks 0, recent 4, pool 7, pool_mode avg",
+        "distillations",
+        "'Be kind.'",
+    ):
         assert part in out
     about = json.loads(run("info", pot, "--json")[1])
     assert about["file_bytes"] == pot.stat().st_size

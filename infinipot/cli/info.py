@@ -28,8 +28,8 @@ OutsidePolicy = Annotated[
         help="The policy of another package that filled it: package.module:Class.",
     ),
 ]
-PLANNED = ("recent", "pool", "pool_mode")
-"""Options of a policy that the plan decides layer by layer."""
+PLANNED = ("sinks", "recent", "pool", "pool_mode")
+"""Options of a policy that the plan shows, layer by layer."""
 
 
 @app.command("info")
@@ -75,15 +75,13 @@ def policy_options(policy: Policy) -> list[str]:
     """The options of a policy that the plan does not show: novelty and catalyst always, others
     where they differ from the default."""
     defaults = {field.name: field.default for field in dataclasses.fields(policy)}
-    values = policy.values
     texts = []
-    for name in sorted(values, key=lambda name: name not in ("novelty", "catalyst")):
-        value = values[name]
+    for name, value in policy.values.items():
         if name == "catalyst" and value is None:
             texts.append("catalyst question, else general")
-        elif name in ("novelty", "catalyst") or (
-            name not in (*PLANNED, "sinks") and value != defaults[name]
-        ):
+        elif name in PLANNED:
+            continue
+        elif name in ("novelty", "catalyst") or value != defaults[name]:
             texts.append(setting(name, value))
     return texts
 
@@ -108,17 +106,15 @@ def plan_text(config: PotConfig, plan: Plan) -> str:
     """The values in force, those still open, and the range of values that differ by layer."""
     if not config.policy.bounded:
         return "nothing is distilled"
-    parts = [f"sinks {plan.layers[0].sinks}"]
+    parts = []
     for name in PLANNED:
+        if name not in config.policy.options():
+            continue
         values = sorted({getattr(layer, name) for layer in plan.layers})
-        value: Any = values[0]
-        if name in config.policy.options():
-            value = getattr(config, name)
-        if value is None and len(values) > 1:
-            value = f"{values[0]} to {values[-1]}, by layer"
-        if value is None:
-            value = "decided at the first distillation"
-        parts.append(f"{name} {value}")
-    if plan.catalyst:
-        parts.append(f"for catalyst {plan.catalyst}")
-    return ", ".join(parts)
+        if len(values) > 1:
+            parts.append(f"{name} {values[0]} to {values[-1]}, by layer")
+        elif getattr(config, name) is None:
+            parts.append(f"{name} not decided before the first distillation")
+        else:
+            parts.append(f"{name} {values[0]}")
+    return ", ".join(parts) or "no options"
