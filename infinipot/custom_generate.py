@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Turn, advance, predict
+from infinipot.engine.decode import Generation, advance, predict
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
@@ -102,17 +102,17 @@ def generate(
     rows = [
         row if mask is None else row[mask[number].bool()] for number, row in enumerate(input_ids)
     ]
-    turns = [_turn(runner, row, config, contrast_ids, max_tokens) for row in rows]
+    generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]
     pad = generation_config._pad_token_tensor
     so_far = input_ids
-    live = dict(enumerate(turns))
+    live = dict(enumerate(generations))
     try:
-        for turn in turns:
-            turn.begin()
+        for generation in generations:
+            generation.begin()
         while live:
             # the last layer may be elsewhere
             predicted = predict(list(live.values())).to(so_far.device)
-            logits = predicted.new_zeros(len(turns), predicted.shape[-1]).index_copy_(
+            logits = predicted.new_zeros(len(generations), predicted.shape[-1]).index_copy_(
                 0, torch.tensor([*live], device=predicted.device), predicted
             )
             scores = logits_processor(so_far, logits)
@@ -120,7 +120,7 @@ def generate(
                 tokens = torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]
             else:
                 tokens = scores.argmax(dim=-1)
-            ended = [number for number in range(len(turns)) if number not in live]
+            ended = [number for number in range(len(generations)) if number not in live]
             if pad is None:
                 tokens[ended] = 0
             else:
@@ -129,22 +129,22 @@ def generate(
             for number, done in enumerate(stopping_criteria(so_far, None).tolist()):
                 if number in live and done:
                     live.pop(number).end()
-            for number, turn in live.items():
-                turn.said.append(int(tokens[number]))
+            for number, generation in live.items():
+                generation.tokens.append(int(tokens[number]))
             advance(list(live.values()))
     finally:
-        for turn in live.values():
-            turn.end()
+        for generation in live.values():
+            generation.end()
     return so_far
 
 
-def _turn(
+def _generation(
     runner: ModelRunner,
     ids: Tensor,
     config: PotConfig,
     contrast_ids: Sequence[int],
     max_tokens: int,
-) -> Turn:
+) -> Generation:
     """A row's prompt, read, and the answer to come."""
     reader = reader_for(runner, config)
     end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
@@ -158,4 +158,6 @@ def _turn(
     # known beforehand here: nothing to keep room for
     whole = reader.policy.bounded and len(ids) + max_tokens <= config.pot_size
     reader.read(ids.tolist(), None if whole else catalyst)
-    return Turn(reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst)
+    return Generation(
+        reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst
+    )

@@ -15,7 +15,7 @@ from infinipot import pot_file
 from infinipot.cache.pot import Pot
 from infinipot.catalysts import ANSWER_PREFIXES, PRESETS
 from infinipot.config import PotConfig, Sampling
-from infinipot.engine.decode import Answer, Turn, answer
+from infinipot.engine.decode import Answer, Generation, answer
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import Progress, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
@@ -220,11 +220,11 @@ class Session:
         """The answer's token ids, one by one; the id that ends it is not among them. Options are
         those of `turn`."""
         prompt, how = self._prepare(question, **options)
-        return answer(self._reader, prompt, seen=self._reader.progress, **how)
+        return answer(self._reader, prompt, expected_progress=self._reader.progress, **how)
 
-    def turn(self, question: Question = None, **options: Any) -> Turn:
+    def turn(self, question: Question = None, **options: Any) -> Generation:
         """An answer that has not begun, to be run together with those of other sessions
-        (`answering.together`); until its end the session is busy.
+        (`decode.together`); until its end the session is busy.
 
         max_tokens: most tokens of it. pick: next-token logits [1, V] float32 -> id. keep: question
         and answer become part of the pot. aware: the question is the catalyst of distillations made
@@ -232,7 +232,7 @@ class Session:
         template name.
         """
         prompt, how = self._prepare(question, **options)
-        return Turn(self._reader, prompt, **how)
+        return Generation(self._reader, prompt, **how)
 
     def _prepare(
         self,
