@@ -112,9 +112,9 @@ class Step(Worker):
             return launch.attend(
                 query.transpose(0, 2), places, self.indices, capacity, key.shape[1], scaling
             )
-        rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
+        own = zip(query.split(1), key.split(1), value.split(1), strict=True)
         return torch.cat(
-            [self._attend(row, module, qkv, scaling, options) for row, qkv in enumerate(rows)]
+            [self._attend(row, module, qkv, scaling, options) for row, qkv in enumerate(own)]
         )
 
     def _attend(

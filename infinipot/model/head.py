@@ -41,9 +41,9 @@ class OutputColumns(nn.Module):
 
     def __init__(self, output: nn.Linear, columns: slice) -> None:
         super().__init__()
-        bias = output.bias
-        if bias is not None:
-            bias = bias[columns]
+        bias: Tensor | None = None
+        if output.bias is not None:
+            bias = output.bias[columns]
         self._weight = (output.weight[columns], bias)  # in a tuple: not parameters
 
     def forward(self, hidden: Tensor) -> Tensor:
