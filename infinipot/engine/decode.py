@@ -58,7 +58,8 @@ class Generation:
         self.progress_before = reader.progress
         if self.plan.whole and self.keep:
             raise ValueError(
-                "prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask"
+                "prefill='whole' reads everything and distils it once for each answer, "
+                "so a chat has no pot to go on with: ask"
             )
         self.fits = reader.fits(self.length, self.catalyst if self.keep else None)
         self.grows = self.keep and reader.keeps_answers
