@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from infinipot import compat
-from infinipot.cache.batch import BatchedCache
+from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.cache.pot import Layout, Pot
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
-from infinipot.model.forward import BatchedForward, Observer, PotForward
+from infinipot.model.forward import Observer, PotForward
 from infinipot.model.fused_norms import fused
 from infinipot.model.head import OutputColumns, TrunkStandIn
 from infinipot.model.rope_probe import TOLERANCE, rotations
@@ -25,6 +25,34 @@ from infinipot.scoring.novelty import BLOCK, novelty
 from infinipot.scoring.representativeness import Scoring
 
 __all__ = ["ModelRunner", "Observer"]
+
+
+class BatchedForward(Worker):
+    """A forward pass over several pots. Each row has its own attention."""
+
+    def __init__(self, rows: list[PotForward], cache: BatchedCache) -> None:
+        self.rows = rows
+        self.cache = cache
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        options: dict[str, Any],
+    ) -> Tensor:
+        layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
+        rotated = rotate_rows(layer.layers, query, 1)
+        outputs = []
+        for row, raw, entries, own, ready in zip(
+            self.rows, query.split(1), layer.entries, layer.layers, rotated, strict=True
+        ):
+            if ready is None:
+                ready = own.rotate_queries(raw)
+            outputs.append(row.attend_rotated(module, raw, (ready, *entries), scaling, options))
+        return torch.cat(outputs)
 
 
 class ModelRunner:
