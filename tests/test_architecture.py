@@ -16,7 +16,7 @@ cache policies
 model
 config
 engine
-session custom_generate pot_file
+session session_catalyst session_file custom_generate pot_file pot_file_header pot_file_options
 server eval bench
 cli
 """

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.engine.decode import Turn, advance, predict
+from infinipot.engine.decode import Generation, advance, predict
 
 Said = int | Exception | None
 """A token id; the problem, if the answer failed; None if it has ended."""
@@ -26,7 +26,7 @@ def a_core_less(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(cores)
 
 
-def step(turns: Sequence[Turn]) -> list[Said]:
+def step(turns: Sequence[Generation]) -> list[Said]:
     """One token for each answer, all in one forward pass. If that fails, each has a pass of its own: what befalls one is no other's concern."""
     said = _said(turns)
     reading = [turn for turn, token in zip(turns, said, strict=True) if isinstance(token, int) and turn.reads]
@@ -45,7 +45,7 @@ def step(turns: Sequence[Turn]) -> list[Said]:
     return said
 
 
-def _said(turns: Sequence[Turn]) -> list[Said]:
+def _said(turns: Sequence[Generation]) -> list[Said]:
     try:
         rows = predict(turns).split(1)
     except Exception as problem:

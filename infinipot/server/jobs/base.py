@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Turn
+from infinipot.engine.decode import Generation
 from infinipot.model.runner import ModelRunner
 from infinipot.server.events import Send
 from infinipot.server.pot_store import Held, Shelf
@@ -22,7 +22,7 @@ class Work:
     answering = False
     """Whether it waits for its next token."""
     ended = False
-    turn: Turn | None = None
+    turn: Generation | None = None
     """The answer, once it has begun."""
 
     unheard: Callable[[], bool] = staticmethod(lambda: False)
