@@ -16,11 +16,11 @@ from machine import keep
 from serving import TESTS
 
 from infinipot import PotConfig, Session, load
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.server.step import step
 
 
-def speed(host: Host, tokenizer: object, count: int, novelty: float, tokens: int) -> float:
+def speed(host: ModelRunner, tokenizer: object, count: int, novelty: float, tokens: int) -> float:
     sessions = [Session(host, tokenizer, PotConfig(pot_size=512, novelty=novelty)) for _ in range(count)]
     options = {"max_tokens": tokens, "pick": lambda logits: int(logits.argmax()), "keep": True, "stop_ids": set()}
     turns = [session.turn("Tell me a story.", **options) for session in sessions]
@@ -45,7 +45,7 @@ def main() -> None:
     from live import tiny
 
     model, tokenizer = tiny() if args.model == "tiny" else load(args.model)
-    host = Host(model)
+    host = ModelRunner(model)
     speed(host, tokenizer, 2, 0.25, 4)  # warm up
     cases = [(count, novelty) for count in (1, 8) for novelty in (0.25, 0.0)]
     rounds = [{case: speed(host, tokenizer, *case, args.tokens) for case in cases} for _ in range(args.rounds)]

@@ -7,7 +7,7 @@ pot="--pot-size 4096 --distill-to 2048 --workers $workers"
 
 infinipot eval longbench "$model" --data "$data" --out "$out/longbench" $pot --against truncate --policy \
 full,truncate,streaming,h2o,tova,sirllm,snapkv,keydiff,\
-infinipot,infinipot:novelty=0:pool=0,infinipot:novelty=0.25:pool=0,infinipot:preset=paper,infinipot:persist=once,infinipot:pool=45:pool_kind=trailing,\
+infinipot,infinipot:novelty=0:pool=0,infinipot:novelty=0.25:pool=0,infinipot:preset=paper,infinipot:score_memory=once,\
 infinipot:catalyst=general,infinipot:novelty=0:pool=0:catalyst=general,infinipot:preset=paper:catalyst=general,infinipot:preset=facts:distill_to=3072
 
 for haystack in filler essays; do
@@ -16,7 +16,7 @@ truncate,streaming,h2o,tova,sirllm,snapkv,keydiff,infinipot,infinipot:preset=pap
 infinipot:preset=paper:catalyst=general,infinipot:preset=facts:distill_to=3072
 done
 infinipot needle "$model" --lengths 1m --trials 8 --out "$out/needle-essays" $pot --policy \
-infinipot:pool=13,infinipot:pool=13:persist=once,infinipot:preset=facts:distill_to=3072
+infinipot:pool=13,infinipot:pool=13:score_memory=once,infinipot:preset=facts:distill_to=3072
 
 for study in catalyst novelty memory kept; do
     infinipot study $study "$model" --data "$data" --limit 8 --out "$out/$study" --workers "$workers"

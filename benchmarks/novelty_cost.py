@@ -43,12 +43,12 @@ if __name__ == "__main__":
     import pydoc_data.topics
 
     from infinipot import load
-    from infinipot.model.runner import Host
+    from infinipot.model.runner import ModelRunner
 
     model, tokenizer = load(args.model)
     text = "\n".join(pydoc_data.topics.topics.values())[: 8 * args.tokens]
     ids = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
-    host = Host(model)
+    host = ModelRunner(model)
     seconds(host, ids[:1500], 0.5)  # warm up
     times = list(rounds(host, ids, args.rounds))
     ratio = statistics.median(with_novelty / without for without, with_novelty in times)

@@ -20,14 +20,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "default": {},
     "distil to 3/8": {"distill_to": 3 / 8},
     "distil to 1/4": {"distill_to": 1 / 4},
-    "auto, coverage 0.5": {"distill_to": "auto", "coverage": 0.5},
-    "auto, coverage 0.7": {"distill_to": "auto", "coverage": 0.7},
-    "auto, coverage 0.9": {"distill_to": "auto", "coverage": 0.9},
     "int8": {"pot_dtype": "int8"},
     "fp8": {"pot_dtype": "fp8"},
-    "pyramid": {"layer_budget": "pyramid"},
     "shared heads": {"shared_heads": True},
-    "largest score ever": {"persist": 1.0},
+    "largest score ever": {"score_memory": 1.0},
     "pool 13": {"pool": 13},
     "streaming": {"policy": "streaming"},
     "h2o": {"policy": "h2o"},
@@ -38,11 +34,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def read(host: Any, ids: list[int], size: int, options: dict[str, Any]) -> dict[str, float]:
     from infinipot import PotConfig, Session
 
-    options = {"pot_size": size, "novelty": 0.25, **options}
+    options = {"pot_size": size, **options}
     if isinstance(options.get("distill_to"), float):
         options["distill_to"] = int(options["distill_to"] * size)
     session = Session(host, None, PotConfig(**options))
-    session._reader.needs |= {"novelty"}  # every policy's losses, whether it goes by them or not
+    session.score_all()  # every policy's losses, whether it goes by them or not
     losses: list[float] = []
 
     def note() -> None:
@@ -73,12 +69,12 @@ if __name__ == "__main__":
     import pydoc_data.topics
 
     from infinipot import load
-    from infinipot.model.runner import Host
+    from infinipot.model.runner import ModelRunner
 
     model, tokenizer = load(args.model)
     text = args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())
     ids = tokenizer.encode(text[: 8 * args.tokens], add_special_tokens=False)[: args.tokens]
-    host, rows = Host(model), {}
+    host, rows = ModelRunner(model), {}
     read(host, ids[:1500], args.pot_size, {})  # warm up
     for name, options in VARIANTS.items():
         rows[name] = row = read(host, ids, args.pot_size, options)

@@ -1,4 +1,5 @@
-"""InfiniPot: any pre-trained language model reads text without end in a fixed amount of KV memory (arXiv 2410.01518)."""
+"""InfiniPot: any pre-trained language model reads text without end in a fixed amount of KV memory
+(arXiv 2410.01518)."""
 
 from __future__ import annotations
 

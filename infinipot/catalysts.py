@@ -1,18 +1,21 @@
-"""The prompts by whose attention a pot is distilled (CaP), by name."""
+"""Catalysts: the prompts whose attention selects the survivors (CaP), by name."""
 
 from __future__ import annotations
 
 PRESETS = {
     "general": "Summarize the important information in the text above.",
-    "general-1": "Write down the key points of the text above, with the names, numbers and dates that matter.",
-    "general-2": "What is the text above about? Explain it to somebody who has not read it.",
     "facts": "List every number, code, key, name and date that must be remembered.",
     "unrelated": "Write a short poem about the sea on a windy day.",
     "repeat": "Repeat the text above word for word:",
 }
-"""Prompts by the kinds of the paper's Table 2, one that asks for what stands only once, and one for the text itself (policy kvzip). Two
-more kinds have no fixed words: `question` (the question itself) and `plain` (no instruction: the newest tokens of the text, read once more)."""
-BEGUN = {"facts": "1. "}
-"""How the answer to a preset begins, where that is read too: what follows is what the last rows of the catalyst look for."""
+"""general, unrelated: kinds of the paper's Table 2. facts: for single facts. repeat: for the whole
+text (policy kvzip). Two more kinds have no fixed text: `question` (the question itself) and `plain`
+(the newest tokens of the text, read again)."""
+ANSWER_PREFIXES = {"facts": "1. "}
+"""The start of the answer to a preset, read behind it: the last rows of the catalyst then attend to
+what comes next."""
+
+REMOVED = ("general-1", "general-2")
+"""Names of prompts that only a study uses (eval/studies.py)."""
 
 KINDS = (*PRESETS, "question", "plain")

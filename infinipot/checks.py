@@ -1,13 +1,16 @@
-"""How values from outside are refused: what was given, what is allowed, the nearest name."""
+"""Checks of values from outside. An error names the value and the allowed ones."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
+"""Old names of options and the new ones, for one release."""
+
 
 def known(what: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a name that is not among those allowed, with the nearest one."""
+    """Raise ValueError for a name that is not allowed, and suggest the nearest allowed name."""
     names = list(allowed)
     if value in names:
         return
@@ -20,9 +23,16 @@ def known(what: str, value: str, allowed: Iterable[str]) -> None:
 
 
 def within(what: str, value: float, low: float, high: float | None = None) -> None:
+    """Raise ValueError for a number below `low` or above `high`, and for NaN."""
     if not (value >= low and (high is None or value <= high)):
         if high is None:
             allowed = f"at least {low}"
         else:
             allowed = f"between {low} and {high}"
         raise ValueError(f"{what}={value} is not allowed: it must be {allowed}")
+
+
+def whole_number(what: str, value: object, low: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number of tokens")
+    within(what, value, low)

@@ -1,5 +1,4 @@
-"""The only file that knows one version of transformers from another (supported: 5.17 up to, not
-including, 5.25)."""
+"""Everything that depends on the version of transformers (supported: >= 5.17 and < 5.25)."""
 
 from __future__ import annotations
 
@@ -30,27 +29,27 @@ __all__ = [
 
 
 def check_version() -> None:
-    if (
-        not Version(OLDEST)
-        <= Version(Version(transformers.__version__).base_version)
-        < Version(TOO_NEW)
-    ):
+    """Raise RuntimeError if this version of transformers is not supported."""
+    version = Version(Version(transformers.__version__).base_version)
+    if not Version(OLDEST) <= version < Version(TOO_NEW):
         raise RuntimeError(
-            f"transformers {transformers.__version__} is not supported: infinipot is tested with {OLDEST} up to {TOO_NEW}, which is not "
-            f"included. Try: pip install 'transformers>={OLDEST},<{TOO_NEW}'"
+            f"transformers {transformers.__version__} is not supported: infinipot needs "
+            f">={OLDEST},<{TOO_NEW}. Try: pip install 'transformers>={OLDEST},<{TOO_NEW}'"
         )
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """What the model's forward calls its cache: `cache` from 5.24 on, `past_key_values` before."""
+    """The name of the cache in the model's forward: `cache` since 5.24, else `past_key_values`."""
     if "cache" in inspect.signature(type(model).forward).parameters:
         return "cache"
     return "past_key_values"
 
 
 def register(attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
-    """Make the attention function selectable. A name without a mask function would silently drop
-    padding masks."""
+    """Register the attention function and its mask function with transformers.
+
+    The mask function is necessary: without it, transformers drops padding masks without a warning.
+    """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
 
@@ -63,33 +62,46 @@ ATTENDS = {
     "LinearAttentionLayer": False,
     "DummyLayer": False,
 }
-"""Whether a layer has attention, by the cache layer that transformers gives it."""
+"""transformers' class of cache layer -> whether the model's layer has attention."""
 
 
 def layer_kinds(model: PreTrainedModel) -> tuple[list[int | None], list[int]]:
-    """Per layer the length of its sliding window (None: full attention, 0: none at all), and how
-    many states it carries. Refuses others."""
-    if getattr(model.config.get_text_config(), "attention_chunk_size", None):
-        raise ValueError(
-            f"{type(model).__name__} attends within fixed chunks of the text, whose borders are lost with its positions: no pot"
-        )
-    if getattr(model.config.get_text_config(), "num_kv_shared_layers", 0):
-        raise ValueError(
-            f"in {type(model).__name__} some layers attend to the entries of other layers, which may keep others: no pot"
-        )
+    """For each layer: the length of its sliding window, and the number of states it carries.
+
+    The length is None for full attention, and 0 for a layer without attention. Raises ValueError
+    for models that a pot cannot bound.
+    """
+    _check_text_config(model)
     windows: list[int | None] = []
     states: list[int] = []
     for number, layer in enumerate(DynamicCache(config=model.config).layers):
         name = type(layer).__name__
         if name not in ATTENDS:
             raise ValueError(
-                f"layer {number} of {type(model).__name__} keeps its entries in a {name}, which a pot cannot bound: "
-                "use a model whose layers are full or sliding-window attention, or carry a state"
+                f"layer {number} of {type(model).__name__} keeps its entries in a {name}, which a "
+                "pot cannot bound: use a model with full or sliding-window attention, or with "
+                "recurrent states"
             )
         windows.append(getattr(layer, "sliding_window", None) if ATTENDS[name] else 0)
         states.append(getattr(layer, "number_of_states", 0))
     if not any(window != 0 for window in windows):
         raise ValueError(
-            f"{type(model).__name__} keeps no entries in transformers' cache, only states: there is nothing a pot could bound"
+            f"{type(model).__name__} keeps no entries, only recurrent states, so a pot has nothing "
+            "to bound: use the model without a pot"
         )
     return windows, states
+
+
+def _check_text_config(model: PreTrainedModel) -> None:
+    """Refuse kinds of attention that the entries alone cannot reproduce."""
+    config = model.config.get_text_config()
+    if getattr(config, "attention_chunk_size", None):
+        raise ValueError(
+            f"{type(model).__name__} attends within fixed chunks of the text. A pot does not keep "
+            "the borders of these chunks, so it cannot run this model: use another model"
+        )
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ValueError(
+            f"some layers of {type(model).__name__} use the entries of other layers. Each layer of "
+            "a pot keeps its own selection, so it cannot run this model: use another model"
+        )

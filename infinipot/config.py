@@ -1,208 +1,223 @@
-"""Every option and its default, in one place. Unknown names and impossible values are refused when they are given."""
+"""All options and their defaults. Unknown names and impossible values raise at once.
+
+The options of a policy are documented in its own class, in `infinipot.policies`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from infinipot.cache.storage import QUANTISED
-from infinipot.catalysts import KINDS, PRESETS
-from infinipot.checks import known, within
-from infinipot.policies import POLICIES
-from infinipot.scoring.selection import POOLINGS, REDUCTIONS, apportion
+from infinipot.checks import RENAMED, known, whole_number, within
+from infinipot.policies.base import Policy
+from infinipot.policies.infinipot import InfiniPot
+from infinipot.policies.registry import OPTIONS, renamed, with_options
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {"novelty": 0.5, "pool": 0, "recent": 0},
-    "facts": {"catalyst": "facts", "contrast": "unrelated", "persist": "once", "pool": 21, "pool_kind": "avg"},
+    "facts": {
+        "catalyst": "facts",
+        "contrast": "unrelated",
+        "score_memory": "once",
+        "pool": 21,
+        "pool_mode": "avg",
+    },
 }
-"""Presets: options as the paper has them, where our defaults are others; and those that keep single facts of which nobody knows yet that they
-will be asked for (docs/results.md says why)."""
-NAMES = ("pool_kind", "pot_dtype", "catalyst", "begun", "contrast")
-"""Options that are a name, or a text, or None."""
+"""Presets. paper: the paper's options, where our defaults differ. facts: keeps single facts for
+unknown questions (docs/results.md)."""
 FREE = 1024
-"""So much of a large pot is free after a distillation by default: less would distil too often, more would keep less than it could."""
-PYRAMID = 20
-"""How much less than the mean the top layer keeps under `pyramid` (PyramidKV's beta)."""
+"""Free entries of a large pot after a distillation, by default. Fewer mean more distillations, more
+mean fewer survivors."""
+GONE = {
+    "coverage": (
+        "coverage belonged to distill_to='auto', which is gone: "
+        "leave it out, and give distill_to a number of entries"
+    ),
+    "auto": (
+        "distill_to='auto' is gone, as it kept nothing that a number did not: "
+        "give a number of entries"
+    ),
+    "pyramid": (
+        "layer_budget='pyramid' is gone, as uniform budgets kept more: "
+        "leave it out, or give a weight for each layer"
+    ),
+}
+
+INFINIPOT = InfiniPot()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class PotConfig:
-    """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head. None: the policy's own default."""
+    """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head.
+
+    The options of the policy are keywords and attributes, too: `PotConfig(policy="infinipot",
+    novelty=0.5)`, `config.novelty`. They are stored in the policy.
+    """
 
     pot_size: int = 2048
-    """|M|: never more entries than this, whatever they are: survivors, the chunk being read, the catalyst, the answer."""
-    distill_to: int | str | None = None
-    """|C|: entries that survive a distillation, beside the pinned ones. None: half the pot; of one above 2,048 all but 1,024, at most three
-    quarters. `auto`: in each layer as few as hold `coverage` of what the catalyst attends to, between an eighth and a half of the pot."""
-    coverage: float = 0.9
-    """With distill_to `auto`: the share of the catalyst's attention that survivors hold."""
-    policy: str = "infinipot"
-    novelty: float = 0.25
-    """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
-    catalyst: str | None = None
-    """`question`, `general`, `general-1`, `general-2`, `facts`, `unrelated`, `repeat`, `plain`, or a prompt of your own (a text of several
-    words). None: the policy's own, else the question where one is known, else `general`."""
-    begun: str | None = None
-    """First words of an answer, read behind the catalyst, so that it looks for what follows them. None: the catalyst's own, if any."""
-    contrast: str | None = None
-    """A second catalyst (not `question` or `plain`) by whose attention that of the first is divided, so that what any prompt looks at counts
-    for little: `unrelated` is made for it."""
-    sinks: int | None = None
-    """First entries after the pinned ones that always stay, counted in distill_to."""
-    recent: int | None = None
-    """Newest entries that always stay, counted in distill_to."""
-    window: int | None = None
-    """How many newest tokens' attention counts (policies snapkv and tova)."""
-    pool: int | None = None
-    """Width of the window, in slots, over which scores are smoothed: an odd number; 0 leaves them alone."""
-    pool_kind: str | None = None
-    """`avg` or `max` over the slots around an entry; `trailing`: the average of it and those before."""
-    gqa: str = "mean"
-    """How the scores of the query heads that share a KV head become one."""
-    shared_heads: bool | None = None
-    """Whether all heads of a layer keep the same entries, by the mean of their scores."""
-    persist: float | str | None = None
-    """How much of the score with which it survived an entry keeps: 0 forgets it, 1 lets it keep the largest it ever had. `once`: it is judged
-    once, while it is new, by a catalyst that sees no survivors, so that scores do not depend on what else is in the pot."""
+    """|M|: the bound for all entries together: survivors, the current chunk, the catalyst, the
+    answer."""
+    distill_to: int | None = None
+    """|C|: entries that survive a distillation, without the pinned ones. None: `pot_size / 2`; above
+    2,048: `pot_size - 1024`, at most three quarters."""
+    policy: Policy = INFINIPOT
+    """How survivors are chosen: a name, or an object of any subclass of `Policy`, with its options."""
     layer_budget: str | tuple[float, ...] = "uniform"
-    """How |C| is shared out over layers at the same memory in all: `uniform`, `pyramid` (lower layers keep more, as in PyramidKV, arXiv
-    2406.02069), or a weight for each bounded layer. A layer's |M| differs from the pot's by as much as its |C| does."""
+    """|C| of the layers, at the same total: `uniform`, or a weight for each bounded layer. |M| of a
+    layer differs by the same amount."""
     pot_dtype: str | None = None
-    """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's own type."""
+    """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's
+    own type."""
     prefill: str = "bounded"
-    """`bounded`: the pot never holds more than pot_size. `whole`: all is read without a bound and distilled once, before the answer, as the
-    methods it is compared with were published."""
+    """`bounded`: the pot never holds more than pot_size. `whole`: read everything without a bound,
+    and distil once before the answer, as in the publications of other policies."""
     context_reset: bool = True
-    """CR-RoPE: positions start again at 0 after a distillation. False lets them grow for ever (the paper's ablation)."""
-    group: int = 8
-    """Policy self_extend: how many distant entries share a position."""
-    neighbours: int = 1024
-    """Policy self_extend: how many newest entries have positions of their own."""
+    """CR-RoPE: positions restart at 0 after a distillation. False: they grow without a bound (the
+    paper's ablation)."""
     chunk_tokens: int | None = None
-    """Most tokens in one forward pass while reading. Results do not depend on it, memory for activations does. None: 512, on a GPU 2048."""
+    """Most tokens in one forward pass of reading. It changes the memory for activations, not the
+    results. None: 512, on a GPU 2048."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, *, policy: str | Policy = "infinipot", **options: Any) -> None:
+        if "coverage" in options:
+            raise ValueError(GONE["coverage"])
+        options = renamed(options)
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, options.pop(field.name, field.default))
         if isinstance(self.layer_budget, list):
             object.__setattr__(self, "layer_budget", tuple(self.layer_budget))
+        object.__setattr__(self, "policy", with_options(policy, options))
         self._check_names()
-        self._check_numbers()
-        if self.pot_dtype is not None and not self.context_reset:
-            raise ValueError("pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read")
-        if self.catalyst == "plain" and self.pot_size < 64:
-            raise ValueError(f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64")
-        policy = POLICIES[self.policy]()
-        needs = policy.needs(self.novelty)
-        for name, value in (("distill_to", "auto"), ("persist", "once"), ("contrast", self.contrast or "")):
-            if getattr(self, name) == value and ("catalyst" not in needs or "replay" in needs or policy.share(self.novelty) >= 1):
-                raise ValueError(f"{name}={value!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1")
-        if self.contrast is not None and (self.distill_to == "auto" or self.catalyst == "plain"):
-            raise ValueError(f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain' or distill_to='auto'")
-        if self.persist == "once" and self.distill_to == "auto":
-            raise ValueError("persist='once' needs scores that can be compared later: not with distill_to='auto'")
-        if POLICIES[self.policy].reads == "pot":
-            within("distill_to", self.survivors, 1, self.pot_size - 1)
-            if self.own("sinks") + self.own("recent") > self.least_survivors:
-                raise ValueError(
-                    f"sinks={self.own('sinks')} + recent={self.own('recent')} do not fit in distill_to={self.least_survivors}: keep fewer, or "
-                    "distil to more"
-                )
+        self._check_sizes()
 
-    def _check_names(self) -> None:
-        for name in ("policy", "gqa", "prefill", *NAMES):
-            value = getattr(self, name)
-            if not isinstance(value, str) and not (value is None and name in NAMES):
-                raise TypeError(f"{name}={value!r} is not allowed: it must be a name" + " or a text" * (name in NAMES[2:]))
-        if not isinstance(self.layer_budget, (str, tuple)):
-            raise TypeError(f"layer_budget={self.layer_budget!r} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
-        named = {"policy": POLICIES, "gqa": REDUCTIONS, "prefill": ("bounded", "whole"), "pool_kind": POOLINGS, "pot_dtype": QUANTISED}
-        for name, allowed in {**named, "distill_to": ("auto",), "layer_budget": ("uniform", "pyramid")}.items():
-            if isinstance(getattr(self, name), str):
-                known(name, getattr(self, name), allowed)
-        for name, kinds in (("catalyst", KINDS), ("contrast", tuple(PRESETS))):
-            value = getattr(self, name)
-            if value is not None and value.isascii() and " " not in value:
-                known(name, value, kinds)
-        for name in ("context_reset", "shared_heads"):
-            if getattr(self, name) not in (True, False, None) or (name == "context_reset" and self.context_reset is None):
-                raise TypeError(f"{name}={getattr(self, name)!r} is not allowed: it must be True or False")
+    def __getattr__(self, name: str) -> Any:
+        """The policy's options."""
+        if name in RENAMED:
+            (name,) = renamed({name: None})
+        policy = self.__dict__.get("policy")
+        if policy is not None and (name in OPTIONS or name in policy.options()):
+            return getattr(policy, name)
+        raise AttributeError(f"PotConfig has no option {name!r}")
 
-    def _check_numbers(self) -> None:
-        ones = ("window", "group", "neighbours", "chunk_tokens", "distill_to")
-        least = {"pot_size": 2, "sinks": 0, "recent": 0, "pool": 0, **dict.fromkeys(ones, 1)}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is None or (name == "distill_to" and value == "auto"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} is not allowed: it must be a whole number of tokens")
-            within(name, value, low)
-        for name in ("novelty", "coverage", "persist"):
-            value = getattr(self, name)
-            if name == "persist" and value in (None, "once"):
-                continue
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise TypeError(f"{name}={value!r} is not allowed: it must be a number between 0 and 1" + ", or 'once'" * (name == "persist"))
-            within(name, value, 0, 1)
-        if self.pool and self.pool % 2 == 0:
-            raise ValueError(
-                f"pool={self.pool} is not allowed: the window must be odd, to have a middle where it is centred; try {self.pool + 1}"
-            )
-        weights = self.layer_budget
-        if not isinstance(weights, str) and not (weights and all(isinstance(w, (int, float)) and 0 < w < float("inf") for w in weights)):
-            raise ValueError(f"layer_budget={weights} is not allowed: give 'uniform', 'pyramid', or a weight above 0 for each layer")
+    def replace(self, **options: Any) -> PotConfig:
+        """A copy with other options, of the config or the policy. A new policy starts from its own
+        defaults."""
+        return dataclasses.replace(self, **options)
 
     @property
-    def chunk(self) -> int:
-        return self.chunk_tokens or 512
+    def options(self) -> dict[str, Any]:
+        """All options by name, with those of the policy. `policy` is the policy's name."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**own, "policy": self.policy.name, **self.policy.values}
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The options that differ from the defaults, with those of the policy."""
+        fields = (*dataclasses.fields(self), *dataclasses.fields(self.policy))
+        defaults = {
+            **{field.name: field.default for field in fields},
+            "policy": type(self).policy.name,
+        }
+        return {name: value for name, value in self.options.items() if value != defaults[name]}
 
     @property
     def survivors(self) -> int:
-        """|C|, the most with `auto`."""
-        most = self.pot_size // 2 if self.distill_to == "auto" else min(self.pot_size - FREE, 3 * self.pot_size // 4)
-        return self.distill_to if isinstance(self.distill_to, int) else max(self.pot_size // 2, most)
+        """|C|, the mean over layers."""
+        if self.distill_to is not None:
+            return self.distill_to
+        return max(self.pot_size // 2, min(self.pot_size - FREE, 3 * self.pot_size // 4))
 
-    @property
-    def least_survivors(self) -> int:
-        """The fewest entries a distillation leaves, before layers share them out."""
-        return max(1, self.pot_size // 8) if self.distill_to == "auto" else self.survivors
-
-    def own(self, name: str, budget: int | None = None) -> Any:
-        """An option; where it is None, its default for this policy and these sizes. budget: |C| of the layer it is for, where they differ."""
-        value, policy, budget = getattr(self, name), POLICIES[self.policy](), self.least_survivors if budget is None else budget
-        if value is not None:
-            return value
-        if name == "recent":
-            return policy.recent(budget, self.own("window"))
-        alone = self.pool is None and self.pool_kind is None  # one that is given is not joined by the other of the wide window
-        pool, kind = policy.smoothing(budget, alone and self.catalyst in (None, "question"))
-        sized = {"pool": pool, "pool_kind": kind, "distill_to": self.survivors}
-        return sized[name] if name in sized else getattr(policy, name, None)
-
-    def budgets(self, layers: int) -> list[int]:
-        """|C| of each of the bounded layers: `layers` times `survivors` in all."""
-        if self.layer_budget == "uniform" or (POLICIES[self.policy].reads != "pot" and self.layer_budget == "pyramid"):
-            return [self.survivors] * layers
-        weights: Sequence[Any] = self.layer_budget
-        if self.layer_budget == "pyramid":  # evenly down to the top layer's twentieth of the mean
-            top = 1 / PYRAMID
-            weights = [2 - top - (2 - 2 * top) * n / max(1, layers - 1) for n in range(layers)]
-        if len(weights) != layers:
-            raise ValueError(f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many")
-        shares = apportion(layers * self.survivors, [float(weight) for weight in weights])
-        least = min(shares)
-        sinks, recent = self.own("sinks"), self.own("recent", least)
-        if least < max(1, sinks + recent):
-            raise ValueError(
-                f"layer_budget leaves a layer {least} entries, fewer than sinks={sinks} + recent={recent}, and at least 1: distil to more, "
-                "weigh layers more evenly, or give a smaller recent"
+    def _check_names(self) -> None:
+        for name, removed in (("distill_to", "auto"), ("layer_budget", "pyramid")):
+            if getattr(self, name) == removed:
+                raise ValueError(GONE[removed])
+        for name, names, optional in (
+            ("prefill", ("bounded", "whole"), False),
+            ("pot_dtype", QUANTISED, True),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (value is None and optional):
+                raise TypeError(f"{name}={value!r} is not allowed: it must be a name")
+            if value is not None:
+                known(name, value, names)
+        if not isinstance(self.context_reset, bool):
+            raise TypeError(
+                f"context_reset={self.context_reset!r} is not allowed: it must be True or False"
             )
-        return shares
+        if self.pot_dtype is not None and not self.context_reset:
+            raise ValueError(
+                "pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read"
+            )
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        weights = self.layer_budget
+        error: type[Exception] = ValueError
+        if isinstance(weights, tuple):
+            allowed = bool(weights) and all(
+                isinstance(weight, (int, float)) and 0 < weight < float("inf") for weight in weights
+            )
+        else:
+            allowed = weights == "uniform"
+            if not isinstance(weights, str):
+                error = TypeError
+        if not allowed:
+            raise error(
+                f"layer_budget={weights!r} is not allowed: give 'uniform', or a weight above 0 for each layer"
+            )
+
+    def _check_sizes(self) -> None:
+        whole_number("pot_size", self.pot_size, 2)
+        for name in ("distill_to", "chunk_tokens"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
+        try:
+            hash(self.policy)
+        except TypeError as problem:
+            raise TypeError(
+                f"policy={self.policy!r} is not allowed: its options must be hashable, "
+                f"so tuples, not lists ({problem})"
+            ) from None
+        if self.policy.catalyst == "plain" and self.pot_size < 64:
+            raise ValueError(
+                f"pot_size={self.pot_size} is not allowed with catalyst='plain': "
+                "the newest 32 tokens need a pot of at least 64"
+            )
+        if self.policy.bounded:
+            within("distill_to", self.survivors, 1, self.pot_size - 1)
+            sinks = self.policy.sinks
+            recent = self.policy.newest_kept(self.survivors)
+            if sinks + recent > self.survivors:
+                raise ValueError(
+                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: "
+                    "keep fewer, or distil to more"
+                )
+
+
+NAMES = (
+    "policy",
+    *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy"),
+    *OPTIONS,
+)
+"""All options, with those of every policy."""
+
+
+def matters(option: str, policy: Policy | type[Policy]) -> bool:
+    """Whether an option has an effect with this policy."""
+    if option in ("policy", "chunk_tokens", "pot_dtype"):
+        return True
+    if option == "pot_size":
+        return policy.bounded or policy.cuts
+    if option in {field.name for field in dataclasses.fields(PotConfig)}:
+        return policy.bounded
+    return option in policy.options()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How an answer is generated. The defaults are greedy decoding."""
+    """How tokens are sampled. The defaults are greedy decoding."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -215,10 +230,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool):
-            raise TypeError(f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number")
-        for name, low, high in (("max_tokens", 1, None), ("temperature", 0, None), ("top_k", 0, None), ("top_p", 0, 1), ("min_p", 0, 1)):
+            raise TypeError(
+                f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number"
+            )
+        for name, low, high in (
+            ("max_tokens", 1, None),
+            ("temperature", 0, None),
+            ("top_k", 0, None),
+            ("top_p", 0, 1),
+            ("min_p", 0, 1),
+        ):
             within(name, getattr(self, name), low, high)
         if isinstance(self.stop, str):
-            raise TypeError(f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ({self.stop!r},)")
+            raise TypeError(
+                f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ({self.stop!r},)"
+            )
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty text, which would end every answer at once")

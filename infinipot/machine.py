@@ -1,4 +1,4 @@
-"""What the machine is, and how it says that its memory is used up."""
+"""A description of the machine, and a test for its out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,11 @@ import infinipot
 
 
 def machine() -> dict[str, Any]:
-    """What every result says about where and with what it was made. INFINIPOT_COMMIT names the
-    commit where there is no repository."""
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    else:
-        lines = []
-    cpu = next(
-        (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
-    asked = subprocess.run(
+    """Hardware and software versions, written with every result.
+
+    The environment variable INFINIPOT_COMMIT names the commit where there is no git repository.
+    """
+    commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
@@ -34,7 +28,7 @@ def machine() -> dict[str, Any]:
     )
     return {
         "date": datetime.date.today().isoformat(),
-        "cpu": cpu,
+        "cpu": _cpu(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -43,13 +37,25 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "infinipot": infinipot.__version__,
-        "commit": os.environ.get("INFINIPOT_COMMIT") or asked.stdout.strip() or None,
+        "commit": os.environ.get("INFINIPOT_COMMIT") or commit.stdout.strip() or None,
     }
 
 
+def _cpu() -> str:
+    """The processor's name. Linux gives the exact one in /proc/cpuinfo."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":")[1].strip()
+    return platform.processor()
+
+
 def out_of_memory(problem: BaseException) -> bool:
-    """Whether an exception says that memory is used up: torch has a class for it on GPUs, only
-    words on a CPU."""
-    return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "allocate memory" in str(
-        problem
-    )
+    """Whether an exception reports that memory ran out.
+
+    torch has a class for this on GPUs. On a CPU only the message tells.
+    """
+    if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return "allocate memory" in str(problem)

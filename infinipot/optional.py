@@ -1,4 +1,4 @@
-"""Packages that only the evaluation needs, asked for when they are used."""
+"""Optional packages, imported at first use."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 
 def need(module: str, what: str, install: str) -> Any:
-    """The module; where it is missing, ValueError with the command that installs it.
+    """Import a module. If it is missing, raise ValueError with the command that installs it.
 
-    what: what needs it, as a subject ("plots", "ROUGE"). install: what follows `pip install`.
+    what: the feature that needs the module ("a figure"). install: the argument of `pip install`.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as problem:
-        if problem.name != module.split(".")[0]:
+        package = module.split(".")[0]
+        if problem.name != package:
             raise
         raise ValueError(
-            f"{what} cannot be had without the package {module.split('.')[0]!r}: pip install {install}"
+            f"{what}: the package {package!r} is not installed. Install it: pip install {install}"
         ) from None
 
 

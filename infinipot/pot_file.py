@@ -1,4 +1,5 @@
-"""Pots on disk: safetensors files that say where they come from, written whole or not at all."""
+"""Pots on disk: safetensors files with a header that names their origin. A file is written whole
+or not at all."""
 
 from __future__ import annotations
 
@@ -19,64 +20,85 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from infinipot.config import PotConfig
 from infinipot.model.attention import IN_USE
+from infinipot.pot_file_header import (
+    FORMAT,
+    LONGEST_HEADER,
+    VERSION,
+    DamagedPotError,
+    PotFileError,
+    check_fields,
+    check_file,
+    content_hash,
+    header_text,
+    parse_header,
+    unreadable,
+)
+from infinipot.pot_file_options import config_of, in_force, saved_options
 
-FORMAT = "infinipot-pot"
-VERSION = 2
-VOLATILE = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "attn_implementation", "_attn_implementation"}
+__all__ = [
+    "FORMAT",
+    "VERSION",
+    "DamagedPotError",
+    "Origin",
+    "PotFileError",
+    "check_origin",
+    "config_of",
+    "content_hash",
+    "describe",
+    "in_force",
+    "origin",
+    "read",
+    "saved_options",
+    "write",
+]
 
-
-LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
-"""What a disk says that has not kept what it was given."""
-TRIES = 3
-"""How often a file is read that somebody writes into meanwhile."""
-LONGEST_HEADER = 100_000_000
-"""As safetensors has it."""
-FIELDS: dict[str, tuple[type, ...]] = {
-    "model": (dict,),
-    "tokenizer_sha256": (str, type(None)),
-    "config": (dict,),
-    "system": (str, type(None)),
-    "templated": (bool,),
-    "in_text": (bool,),
-    "answered": (bool,),
-    "skipped": (int,),
-    "pot": (dict,),
+VOLATILE = {
+    "transformers_version",
+    "_name_or_path",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "attn_implementation",
+    "_attn_implementation",
 }
-"""What a header must say, and as what."""
-
-
-class PotFileError(ValueError):
-    """A pot file that cannot be used, and why. Where the disk is the reason, its OSError is the cause."""
-
-
-class DamagedPotError(PotFileError):
-    """A pot file whose own content proves that it is damaged: nothing can use it any more."""
+"""Fields of a model's config that do not identify the model."""
+LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
+"""Errors of a disk that has lost data."""
+TRIES = 3
+"""How often a file is read that another process is writing."""
 
 
 def _plain(weight: Tensor) -> Tensor:
-    """A weight as an ordinary tensor, also where it is stored in few bits, or in parts on several devices."""
+    """A weight as an ordinary tensor, also if it is quantised or split over devices."""
     weight = weight.detach()
     if type(weight) is Tensor:
         return weight
-    return weight.full_tensor() if hasattr(weight, "full_tensor") else weight.dequantize()
+    if hasattr(weight, "full_tensor"):
+        return weight.full_tensor()
+    return weight.dequantize()
 
 
 def model_identity(model: PreTrainedModel) -> dict[str, str]:
-    """What a pot must share with the model that reads on: class and config, and a sample of the weights."""
+    """Class, name, dtype, and hashes of the config and of a sample of the weights."""
     if any(hasattr(weight, "device_mesh") for weight in model.parameters()):
-        raise PotFileError("this process has only its heads' part of a pot (tensor parallel): save and load pots with a model in one process")
+        raise PotFileError(
+            "this process has only its heads' part of a pot (tensor parallel): "
+            "save and load pots with a model in one process"
+        )
     config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters())[:: max(1, len(list(model.parameters())) // 8)]:
-        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)  # the same for float32 and bfloat16 copies
+    weights = sorted(model.named_parameters())
+    for name, weight in weights[:: max(1, len(weights) // 8)]:
+        # bfloat16: float32 and bfloat16 copies have the same hash
+        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)
         digest.update(name.encode() + sample.view(torch.int16).numpy().tobytes())
+    config_text = json.dumps(config, sort_keys=True, default=str)
     return {
         "class": type(model).__name__,
         "name": Path(str(model.config._name_or_path)).name,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+        "config_sha256": hashlib.sha256(config_text.encode()).hexdigest(),
         "weights_sha256": digest.hexdigest(),
     }
 
@@ -85,49 +107,46 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
     """A hash of the vocabulary and the chat template; None without a tokenizer."""
     if tokenizer is None:
         return None
-    known = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
-    return hashlib.sha256(json.dumps(known, ensure_ascii=False).encode()).hexdigest()
+    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Model and tokenizer that fill a pot, as its file names them."""
+    """Identity of the model and the tokenizer that fill a pot."""
 
     model: dict[str, str]
     tokenizer_sha256: str | None
 
 
 def origin(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Origin:
-    """Takes a moment. Waits while another thread runs the model."""
+    """Identify model and tokenizer. Takes a moment, and waits while another thread runs the model."""
     with IN_USE:
         return Origin(model_identity(model), tokenizer_identity(tokenizer))
 
 
-def content_hash(tensors: dict[str, Tensor], header: dict[str, Any]) -> str:
-    """Of everything in the file but the hash itself."""
-    known = {key: value for key, value in header.items() if key != "content_sha256"}
-    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def destination(path: str | os.PathLike[str]) -> Path:
-    """The file that is to be written: where links lead. Refuses what a file must not take the place of."""
-    target = Path(os.path.realpath(path))
-    if not target.parent.is_dir():
-        raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
-    if target.is_symlink():
-        raise PotFileError(f"cannot save {path}: it is a link that leads back to itself: choose another name")
-    if target.exists() and not target.is_file():
-        kind = "a folder" if target.is_dir() else "a device or a pipe"
-        raise PotFileError(f"cannot save {path}: it is {kind}, not a file: choose another name")
+    """The file to write, with links resolved. Raises PotFileError for folders, devices and pipes."""
+    try:
+        target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():
+            raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
+        if target.is_symlink():
+            raise PotFileError(
+                f"cannot save {path}: it is a link that leads back to itself: choose another name"
+            )
+        if target.exists() and not target.is_file():
+            kind = "a device or a pipe"
+            if target.is_dir():
+                kind = "a folder"
+            raise PotFileError(f"cannot save {path}: it is {kind}, not a file: choose another name")
+    except OSError as problem:  # the system refuses the name
+        raise PotFileError(f"cannot save {path}: {problem.strerror or problem}") from problem
     return target
 
 
 def put(target: Path, content: bytes) -> None:
-    """Have a file with this content, for good. The old one stays until the new one is on the disk."""
+    """Write a file durably. An old file stays until the new one is on the disk."""
     temporary = target.parent / f".{target.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}.part"
     try:
         with open(temporary, "xb") as file:
@@ -145,7 +164,7 @@ def put(target: Path, content: bytes) -> None:
 
 
 def settle(folder: Path) -> None:
-    """Have the disk keep which files are in a folder, where the system can be asked to."""
+    """Write a folder's entries to the disk, if the system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -158,7 +177,7 @@ def settle(folder: Path) -> None:
 
 
 def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[str, Any]) -> None:
-    """Write a pot file. The old file, if any, stays whole until the new one is; a failure leaves no trace."""
+    """Write a pot file. After a failure, an old file is unchanged and no other file is left."""
     target = destination(path)
     tensors = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     header = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **about}))
@@ -169,78 +188,41 @@ def write(path: str | os.PathLike[str], tensors: dict[str, Tensor], about: dict[
         raise PotFileError(f"cannot save {path}: {problem.strerror or problem}") from problem
 
 
-def _unreadable(path: str | os.PathLike[str], problem: Exception) -> PotFileError:
-    """What is said of a file that cannot be read."""
-    if isinstance(problem, FileNotFoundError):
-        return PotFileError(f"there is no file {path}")
-    if isinstance(problem, OSError):
-        error = PotFileError(f"cannot read {path}: {problem.strerror or problem}")
-        error.__cause__ = problem
-        return error
-    return DamagedPotError(f"{path} is not a readable pot file: it is damaged, cut short, or something else ({problem})")
-
-
-def _check_file(path: str | os.PathLike[str]) -> None:
-    """Refuse what is there, but is not a file: a pipe would keep its reader waiting, a device has no end."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise PotFileError(f"{path} is not a file")
-
-
-def _header(path: str | os.PathLike[str], raw: str | None) -> dict[str, Any]:
-    """What a pot file says about itself, from the text it says it in."""
-    if raw is None:
-        raise PotFileError(f"{path} is a safetensors file, but not a pot: it was not written by infinipot")
-    try:
-        header = json.loads(raw)
-        version = int(header["version"])
-        if header["format"] != FORMAT or version < 1:
-            raise ValueError(f"format {header['format']!r}, version {version}")
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as problem:
-        raise PotFileError(f"{path} is damaged: its header cannot be read ({problem})") from None
-    if version > VERSION:
-        raise PotFileError(f"{path} has format version {version}; this infinipot reads up to {VERSION}: update infinipot to use it")
-    return dict(header)
-
-
-def _check_fields(path: str | os.PathLike[str], header: dict[str, Any]) -> None:
-    for name, kinds in FIELDS.items():
-        if not isinstance(header.get(name, ...), kinds):
-            raise PotFileError(f"{path} is damaged, or was written by another program: its header has no usable {name!r}")
-
-
-def _told(content: bytes, size: int) -> str | None:
-    """What the first bytes of a safetensors file of `size` bytes say of the pot. Raises what wrong content makes."""
-    length = int.from_bytes(content[:8], "little")
-    known = json.loads(content[8 : 8 + length])
-    ends = [about["data_offsets"][1] for name, about in known.items() if name != "__metadata__"]
-    if max(ends, default=0) + 8 + length != size:
-        raise ValueError(f"it has {size} bytes, and should have {max(ends, default=0) + 8 + length}")
-    told = (known.get("__metadata__") or {}).get(FORMAT)
-    return None if told is None else str(told)
-
-
 def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a pot file says about itself, without reading its entries. Refuses files that are not pots, or of a newer format."""
+    """The header of a pot file, without its entries. Raises PotFileError for files that are not
+    pots, and for newer formats."""
     try:
-        _check_file(path)
-        with open(path, "rb") as file:  # safetensors says that a file is not there when there are too many open
+        check_file(path)
+        # not by safetensors, which reports too many open files as a missing file
+        with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             first = file.read(8)
             length = int.from_bytes(first, "little")
             if len(first) < 8 or length > min(size, LONGEST_HEADER):
                 raise ValueError("it has no header of a possible length")
-            raw = _told(first + file.read(length), size)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OSError) as problem:
-        error = problem if isinstance(problem, PotFileError) else _unreadable(path, problem)
+            raw = header_text(first + file.read(length), size)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        RecursionError,
+        OSError,
+    ) as problem:
+        if isinstance(problem, PotFileError):
+            error = problem
+        else:
+            error = unreadable(path, problem)
         raise error from error.__cause__
-    header = _header(path, raw)
-    _check_fields(path, header)
+    header = parse_header(path, raw)
+    check_fields(path, header)
     return header
 
 
 def _content(path: str | os.PathLike[str]) -> bytes:
-    """All of a file, as it was at one moment."""
-    _check_file(path)
+    """The bytes of a file at one moment."""
+    check_file(path)
     for _ in range(TRIES):
         with open(path, "rb") as file:
             before = os.fstat(file.fileno())
@@ -248,50 +230,52 @@ def _content(path: str | os.PathLike[str]) -> bytes:
             after = os.fstat(file.fileno())
         if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, len(content)):
             return content
-    raise PotFileError(f"{path} was changed while it was read: try again when whoever writes it is done")
-
-
-def config_of(path: str | os.PathLike[str], header: dict[str, Any]) -> PotConfig:
-    """The options a pot was filled with; those of format 1 that it leaves out had other defaults. Raises PotFileError for unknown ones."""
-    options = dict(header["config"])
-    if header["version"] == 1:
-        then = {"distill_to": options["pot_size"] // 2}
-        then |= {"pool": 7, "pool_kind": "avg", "recent": 0} if options["policy"] == "infinipot" else {}
-        options |= {name: value for name, value in then.items() if options[name] is None}
-    try:
-        return PotConfig(**options)
-    except (TypeError, ValueError) as problem:
-        raise PotFileError(f"{path} was filled with options that this infinipot does not have: {problem}") from problem
+    raise PotFileError(
+        f"{path} was changed while it was read: try again when whoever writes it is done"
+    )
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a pot file, checked byte by byte against the hash it carries."""
+    """Tensors and header of a pot file, verified by its hash. Raises PotFileError."""
     try:
-        content = _content(path)  # all at once: one file is read, even if another takes its name meanwhile
-        tensors = load(content)  # not piece by piece: safetensors' get_tensor leaks two numbers a call (0.8.0)
-        raw = _told(content, len(content))
+        # in one go: another file may take its name meanwhile
+        content = _content(path)
+        # not by get_tensor, which leaks two numbers a call (safetensors 0.8.0)
+        tensors = load(content)
+        raw = header_text(content, len(content))
     except (SafetensorError, OSError) as problem:
-        error = _unreadable(path, problem)
+        error = unreadable(path, problem)
         raise error from error.__cause__
-    header = _header(path, raw)
+    header = parse_header(path, raw)
     if content_hash(tensors, header) != header.get("content_sha256"):
-        raise DamagedPotError(f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy")
-    _check_fields(path, header)
+        raise DamagedPotError(
+            f"{path} is damaged: its entries are not those that were saved. Read the text again, or restore a copy"
+        )
+    check_fields(path, header)
     return tensors, header
 
 
 def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Origin) -> None:
-    """Refuse a pot that another model or another tokenizer filled."""
-    saved, given = header["model"], here.model
-    for what, key in (("class", "class"), ("configuration", "config_sha256"), ("weights", "weights_sha256")):
-        if saved[key] != given[key]:
+    """Raise PotFileError for a pot of another model or another tokenizer."""
+    saved = header["model"]
+    current = here.model
+    for what, key in (
+        ("class", "class"),
+        ("configuration", "config_sha256"),
+        ("weights", "weights_sha256"),
+    ):
+        if saved[key] != current[key]:
             raise PotFileError(
-                f"{path} was filled by {saved['class']} {saved['name']!r}; the model given, {given['class']} {given['name']!r}, has another "
-                f"{what}. A pot can only be used with the model that filled it"
+                f"{path} was filled by {saved['class']} {saved['name']!r}; "
+                f"the model given, {current['class']} {current['name']!r}, "
+                f"has another {what}. A pot can only be used with the model that filled it"
             )
-    if saved["dtype"] != given["dtype"]:
+    if saved["dtype"] != current["dtype"]:
         raise PotFileError(
-            f"{path} holds entries in {saved['dtype']}, the model given runs in {given['dtype']}: load the model in {saved['dtype']}"
+            f"{path} holds entries in {saved['dtype']}, the model given runs in {current['dtype']}: "
+            f"load the model in {saved['dtype']}"
         )
     if header["tokenizer_sha256"] != here.tokenizer_sha256:
-        raise PotFileError(f"{path} was filled with another tokenizer than the one given: its tokens would mean something else")
+        raise PotFileError(
+            f"{path} was filled with another tokenizer than the one given: its tokens would mean something else"
+        )

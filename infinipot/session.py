@@ -1,65 +1,94 @@
-"""Reading without end, asking, chatting: texts, questions and the conversation around one pot."""
+"""Sessions: read texts of any length into one pot, ask questions, chat."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
+import functools
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import pot_file
 from infinipot.cache.pot import Pot
-from infinipot.catalysts import BEGUN, PRESETS
 from infinipot.config import PotConfig, Sampling
-from infinipot.engine.decode import Answer, Turn, answer
-from infinipot.engine.reader import Progress, Reader, Stats
+from infinipot.engine.decode import Answer, Generation, answer
+from infinipot.engine.plan import Plan
+from infinipot.engine.reader import Progress, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.engine.truncate import reader_for
 from infinipot.machine import out_of_memory
-from infinipot.model.runner import Host
-from infinipot.scoring.representativeness import contrasted
+from infinipot.model.runner import ModelRunner
+from infinipot.policies import Policy
+from infinipot.session_catalyst import answer_catalyst, new_catalyst
+from infinipot.session_file import restore_session, session_state
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import Pieces, Text, checked, parts
 
 Question = str | Iterable[int] | None
 
 
+def _runner_of(model: PreTrainedModel | ModelRunner) -> ModelRunner:
+    if isinstance(model, ModelRunner):
+        return model
+    return ModelRunner(model)
+
+
 def _listed(question: Question) -> str | list[int] | None:
-    """A question as a text or as plain ids, whatever kind of sequence it came as."""
+    """A question as a text or as a list of ids."""
     if question is None or isinstance(question, str):
         return question
-    return [int(i) for i in (question.flatten() if isinstance(question, Tensor) else question)]
+    if isinstance(question, Tensor):
+        question = question.flatten()
+    return [int(i) for i in question]
+
+
+def _note_answer(dialogue: Dialogue) -> None:
+    dialogue.in_text = False
+    dialogue.answered = True
 
 
 class Session:
     """A text of any length in a pot of fixed size.
 
-    model: a decoder-only transformers model. tokenizer: None if only token ids are used. config: sizes and policy. system: a system prompt,
-    pinned. template: whether the tokenizer's chat template stands around texts and questions. None: yes, unless the first thing read is
-    token ids; a session that begins with ids reads everything as it is.
+    model: a decoder-only transformers model. tokenizer: None if only token ids are used. config:
+    sizes and policy. system: a system prompt, pinned. template: whether texts and questions are put
+    into the tokenizer's chat template. None: yes, unless the first text read is token ids.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel | Host,
+        model: PreTrainedModel | ModelRunner,
         tokenizer: PreTrainedTokenizerBase | None = None,
         config: PotConfig | None = None,
         *,
         system: str | None = None,
         template: bool | None = None,
     ) -> None:
-        self.host = model if isinstance(model, Host) else Host(model)
-        self.tokenizer, self.config, self.system, self.template = tokenizer, config or PotConfig(), system, template
-        self._reader = Reader(self.host, self.config)
+        self.host = _runner_of(model)
+        self.tokenizer = tokenizer
+        self.system = system
+        self.template = template
+        self._reader = reader_for(self.host, config or PotConfig())
         self._dialogue: Dialogue | None = None
 
     @property
     def pot(self) -> Pot:
         return self._reader.pot
+
+    @property
+    def plan(self) -> Plan | None:
+        """Sizes and smoothing of each layer. None while they depend on whether a question will be
+        known."""
+        return self._reader.fixed_plan
+
+    @property
+    def config(self) -> PotConfig:
+        """The options in force. None: an option that is not decided yet, or that differs between
+        layers (see `plan`)."""
+        return self._reader.plan.shown_in(self._reader.options, decided=self.plan is not None)
 
     @property
     def stats(self) -> Stats:
@@ -72,111 +101,106 @@ class Session:
             raise ValueError("nothing has been read: append a text first")
         return self.host.head(self.pot.hidden)[:, -1].float()
 
-    # ---------------------------------------------------------------- reading
-
     def score_all(self) -> None:
-        """From now on note how surprising every token is that is read, also if the policy makes no use of it: after each chunk `pot.novelty`
-        ends in that chunk's."""
-        self._reader.needs |= {"novelty"}
-        self.pot.noted = True
+        """From now on compute the novelty of every token, even if the policy does not need it.
+        After each chunk `pot.novelty` ends with the chunk's values."""
+        self._reader.score_novelty = True
+        self.pot.read_by_chunk()
 
-    def append(self, text: Text, question: Question = None, progress: Progress | None = None) -> None:
-        """Read on, distilling whenever the pot is full.
+    def append(
+        self, text: Text, question: Question = None, progress: Progress | None = None
+    ) -> None:
+        """Read a text, and distil whenever the pot is full.
 
-        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is never held whole. question: what will be asked
-        (str or ids); it becomes the catalyst. progress: called after every chunk, when the pot is whole. Raises ValueError, before anything
-        is read, when the sizes leave no room. When reading is interrupted, what was read by then stays.
+        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is read
+        piece by piece. question: the question to come (str or ids); it becomes the catalyst.
+        progress: called after every chunk. Raises ValueError, before anything is read, if the sizes
+        leave no room. After an interruption the chunks already read stay in the pot.
         """
         self._reader.check_idle()
         lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
         dialogue = self._dialogue or self._new_dialogue(raw)
-        catalyst = self._catalyst_for(_listed(question), dialogue, settles=True)
+        catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
-            was, before = (dialogue.in_text, dialogue.answered), self.stats.tokens_read
-            dialogue.in_text, dialogue.answered = True, False
+            state = (dialogue.in_text, dialogue.answered)
+            before = self.stats.tokens_read
+            dialogue.in_text = True
+            dialogue.answered = False
             try:
                 self._reader.read(ids, catalyst, progress, more)
             except BaseException:
                 if self.stats.tokens_read == before:
-                    dialogue.in_text, dialogue.answered = was
+                    dialogue.in_text, dialogue.answered = state
                 raise
 
     def _new_dialogue(self, raw: bool) -> Dialogue:
-        templated = self.tokenizer is not None and (not raw if self.template is None else self.template)
+        """raw: the first text is token ids."""
         if self.template and self.tokenizer is None:
             raise ValueError("template=True needs a tokenizer, which has the template: pass one")
+        templated = self.template
+        if templated is None:
+            templated = not raw and self.tokenizer is not None
         if self.system is not None and not templated:
-            raise ValueError("system is given, but this session uses no chat template to put it in: put it into the text instead")
+            raise ValueError(
+                "system is given, but this session uses no chat template to put it in: "
+                "put it into the text instead"
+            )
         return Dialogue(self.tokenizer, self.system, templated)
 
     def _begin(self, dialogue: Dialogue) -> None:
-        """Settle, once, whether the chat template is used; read its head, which stays pinned."""
+        """Read and pin the head of the chat template, once."""
         if self._dialogue is None:
             self._reader.check_room(None, len(dialogue.head()))
             self._reader.pin(dialogue.head())
             self._dialogue = dialogue
 
-    def _catalyst_for(self, question: str | list[int] | None, dialogue: Dialogue, settles: bool) -> Tensor | None:
-        """Ids [1, |P|] of the prompt that is read at a distillation, [2, |P|] with its contrast; None if the policy needs none. Refuses one
-        that leaves no room. settles: what depends on whether there is a question goes by this one, unless something was distilled before."""
-        if "catalyst" not in self._reader.needs:
-            return None
-        kind = self.config.catalyst or self._reader.policy.catalyst or ("general" if question is None else "question")
-        if kind == "question" and question is None:
-            raise ValueError("catalyst='question' needs the question while reading: append(text, question=...); or use catalyst='general'")
-        if settles and not self.pot.distillations:
-            self._reader.config = dataclasses.replace(self._reader.config, catalyst=kind)
-        if kind == "plain":
-            catalyst = self.pot.newest
-        else:
-            prompt = question if kind == "question" and question is not None else PRESETS.get(kind, kind)
-            prompt = prompt if isinstance(prompt, str) else checked(prompt, self.host.vocabulary)
-            begun = BEGUN.get(kind, "") if self.config.begun is None else self.config.begun
-            catalyst = self._reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(begun))
-            if self.config.contrast is not None:
-                other = dialogue.catalyst(PRESETS.get(self.config.contrast, self.config.contrast))
-                catalyst = contrasted(catalyst, self._reader.tensor(other))
-        self._reader.check_room(catalyst, self.pot.pinned if self._dialogue else len(dialogue.head()))
-        return catalyst
-
-    # ---------------------------------------------------------------- answering
-
     def ask(self, question: Question = None, **sampling: Any) -> str:
-        """Answer from the pot and leave it as it was. Options are those of `Sampling`; greedy by default."""
+        """Answer from the pot, and restore the pot. sampling: options of `Sampling`; greedy by
+        default."""
         return "".join(self.stream(question, **sampling))
 
     def chat(self, message: str, **sampling: Any) -> str:
-        """A turn that becomes part of the pot, with its answer. Unless config says otherwise, the general catalyst distils for it."""
+        """Answer a message. Message and answer become part of the pot. Unless config says otherwise,
+        distillations use the general catalyst."""
         return "".join(self.stream(message, keep=True, aware=False, **sampling))
 
-    def stream(self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any) -> Answer:
-        """Like `ask`, in pieces as they come. keep, aware: as in `turn`. Stopping at any piece is safe."""
+    def stream(
+        self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any
+    ) -> Answer:
+        """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware: as in
+        `turn`."""
         options = Sampling(**sampling)
         if self.host.sharded and options.temperature and options.seed is None:
-            raise ValueError("give a seed: every process of a model that is shared out must pick the same tokens")
+            raise ValueError(
+                "give a seed: every process of a model that is shared out must pick the same tokens"
+            )
         if self.tokenizer is None:
-            raise ValueError("the session has no tokenizer to turn an answer into text: pass one, or use stream_ids")
-        tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware)
+            raise ValueError(
+                "the session has no tokenizer to turn an answer into text: pass one, or use stream_ids"
+            )
+        tokens = self.stream_ids(
+            question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware
+        )
         return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
 
     def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
-        """The answer's token ids, one by one; the id that ends it is not among them. Options are those of `turn`."""
-        prompt, plan = self._plan(question, **options)
-        return answer(self._reader, prompt, seen=self._reader.progress, **plan)
+        """The answer's token ids, one by one, without the id that ends it. options: as in `turn`."""
+        prompt, generation = self._prepare(question, **options)
+        return answer(self._reader, prompt, expected_progress=self._reader.progress, **generation)
 
-    def turn(self, question: Question = None, **options: Any) -> Turn:
-        """An answer that has not begun, to be run together with those of other sessions (`answering.together`); until its end the session
-        is busy.
+    def turn(self, question: Question = None, **options: Any) -> Generation:
+        """An answer that has not begun, for `decode.together`. The session is busy until its end.
 
-        max_tokens: most tokens of it. pick: next-token logits [1, V] float32 -> id. keep: question and answer become part of the pot. aware:
-        the question is the catalyst of distillations made for it. stop_ids: ids that end the answer; None: all that the model, its tokenizer
-        and the template name.
+        max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
+        question and answer become part of the pot. aware: distillations for the answer use the
+        question as the catalyst. stop_ids: ids that end the answer; None: all that the model, its
+        tokenizer and the template name.
         """
-        prompt, plan = self._plan(question, **options)
-        return Turn(self._reader, prompt, **plan)
+        prompt, generation = self._prepare(question, **options)
+        return Generation(self._reader, prompt, **generation)
 
-    def _plan(
+    def _prepare(
         self,
         question: Question,
         *,
@@ -186,101 +210,88 @@ class Session:
         aware: bool = True,
         stop_ids: set[int] | None = None,
     ) -> tuple[list[int], dict[str, Any]]:
-        """The ids that are read before an answer, and how it is made."""
+        """The ids that are read before an answer, and the fields of its `GenerationOptions`."""
         self._reader.check_idle()
-        asked = _listed(question)
-        if isinstance(asked, list):
-            asked = checked(asked, self.host.vocabulary)
-        dialogue = self._dialogue or self._new_dialogue(raw=isinstance(asked, list))
-        prompt = dialogue.question(asked)
+        question = _listed(question)
+        if isinstance(question, list):
+            question = checked(question, self.host.vocabulary)
+        dialogue = self._dialogue or self._new_dialogue(raw=isinstance(question, list))
+        prompt = dialogue.question(question)
         if not prompt and self.pot.hidden is None:
-            raise ValueError("nothing has been read and nothing is asked: append a text or pass a question")
-        catalyst, head = None, 0 if self._dialogue else len(dialogue.head())
-        if keep or self.config.prefill == "whole" or not self._reader.fits(head + len(prompt) + max_tokens):
-            wanted = asked if aware or self.config.catalyst == "question" else None
-            anew, settles = wanted or self._reader.usual is None, keep or self.config.prefill == "whole"
-            catalyst = self._catalyst_for(wanted, dialogue, settles) if anew else self._reader.usual
+            raise ValueError(
+                "nothing has been read and nothing is asked: append a text or pass a question"
+            )
+        entries = len(prompt) + max_tokens
+        if not self._dialogue:
+            entries += len(dialogue.head())
+        catalyst = None
+        if keep or self._reader.plan.whole or not self._reader.fits(entries):
+            catalyst = answer_catalyst(self._reader, dialogue, question, aware=aware, keep=keep)
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
-
-        def settled() -> None:
-            dialogue.in_text, dialogue.answered = False, True
-
-        options = {"max_tokens": max_tokens, "pick": pick, "stop_ids": stop_ids, "keep": keep, "catalyst": catalyst, "settled": settled}
-        return prompt, options
-
-    # ---------------------------------------------------------------- keeping
+        return prompt, {
+            "max_tokens": max_tokens,
+            "pick": pick,
+            "stop_ids": stop_ids,
+            "keep": keep,
+            "catalyst": catalyst,
+            "settled": functools.partial(_note_answer, dialogue),
+        }
 
     def fork(self) -> Session:
-        """An independent session that goes on from the same pot; model and tokenizer are shared."""
+        """An independent session with a copy of the pot. Model and tokenizer are shared."""
         twin = copy.copy(self)
-        twin._reader, twin._dialogue = self._reader.copy(), copy.copy(self._dialogue)
+        twin._reader = self._reader.copy()
+        twin._dialogue = copy.copy(self._dialogue)
         return twin
 
     def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
-        """Write the pot to a file, whole or not at all. origin: that of this model and tokenizer, if it is known. Raises PotFileError."""
+        """Write the pot to a file, whole or not at all. origin: the identity of this model and
+        tokenizer, if known. Raises PotFileError."""
         self._reader.check_idle()
         if self._dialogue is None or self.pot.hidden is None:
-            raise pot_file.PotFileError("nothing has been read, so there is no pot to save: append a text first")
-        here = origin or pot_file.origin(self.host.model, self.tokenizer)
-        tensors, numbers = self.pot.state()
-        tensors["tail"] = torch.tensor(list(self._reader.tail), dtype=torch.long)
-        usual = self._reader.usual
-        if usual is not None and usual is not self.pot.newest:
-            tensors["catalyst"] = usual
-        about = {
-            "model": here.model,
-            "tokenizer_sha256": here.tokenizer_sha256,
-            "config": dataclasses.asdict(self.config),
-            "catalyst": self._reader.config.catalyst,
-            "system": self.system,
-            "templated": self._dialogue.templated,
-            "in_text": self._dialogue.in_text,
-            "answered": self._dialogue.answered,
-            "usual_is_newest": usual is self.pot.newest,
-            "skipped": self._reader.skipped,
-            "entries": self.pot.length,
-            "pot": numbers,
-        }
-        pot_file.write(path, tensors, about)
+            raise pot_file.PotFileError(
+                "nothing has been read, so there is no pot to save: append a text first"
+            )
+        origin = origin or pot_file.origin(self.host.model, self.tokenizer)
+        tensors, header = session_state(self._reader, self._dialogue, self.system, origin)
+        pot_file.write(path, tensors, header)
 
     @classmethod
     def load(
         cls,
         path: str | os.PathLike[str],
-        model: PreTrainedModel | Host,
+        model: PreTrainedModel | ModelRunner,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         chunk_tokens: int | None = None,
         origin: pot_file.Origin | None = None,
+        policy: Policy | type[Policy] | None = None,
     ) -> Session:
-        """Go on from a saved pot, with the options it was filled with; only chunk_tokens may differ, as results do not depend on it.
+        """A session from a saved pot, with the options that filled it.
 
-        Refuses, with PotFileError, files that are damaged, foreign or newer.
+        chunk_tokens: replaces the saved value; results do not depend on it. policy: for a pot of a
+        policy from another package, that policy or its class, because a file never imports code.
+        Raises PotFileError for files that are damaged, foreign or newer.
         """
-        host = model if isinstance(model, Host) else Host(model)
-        tensors, about = pot_file.read(path)
+        host = _runner_of(model)
+        tensors, header = pot_file.read(path)
         try:
-            pot_file.check_origin(path, about, origin or pot_file.origin(host.model, tokenizer))
-            config = pot_file.config_of(path, about)
-            config = dataclasses.replace(config, chunk_tokens=chunk_tokens or config.chunk_tokens)
-            session = cls(host, tokenizer, config, system=about["system"], template=about["templated"])
-            session._dialogue = dialogue = Dialogue(tokenizer, about["system"], about["templated"])
-            dialogue.in_text, dialogue.answered = about["in_text"], about["answered"]
-            reader = session._reader
-            reader.config = dataclasses.replace(reader.config, catalyst=about.get("catalyst"))
-            reader.skipped = about["skipped"]
-            reader.tail.extend(tensors.pop("tail").tolist())
-            tensors = host.placed(tensors)
-            catalyst = tensors.pop("catalyst", None)
-            reader.pot.restore(tensors, about["pot"])
-            reader.usual = reader.pot.newest if about["usual_is_newest"] else catalyst
-            reader.pot.check()
+            pot_file.check_origin(path, header, origin or pot_file.origin(host.model, tokenizer))
+            config = pot_file.config_of(path, header, policy)
+            config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
+            system = header["system"]
+            templated = header["templated"]
+            session = cls(host, tokenizer, config, system=system, template=templated)
+            session._dialogue = Dialogue(tokenizer, system, templated)
+            restore_session(session._reader, session._dialogue, tensors, header)
         except pot_file.PotFileError:
             raise
-        except Exception as problem:  # a file may say anything
+        except Exception as problem:  # a file may contain anything
             if out_of_memory(problem):
                 raise
-            raise pot_file.PotFileError(f"{path} is damaged, or was written by another program: {problem!r}") from problem
+            raise pot_file.PotFileError(
+                f"{path} is damaged, or was written by another program: {problem!r}"
+            ) from problem
         return session

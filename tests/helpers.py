@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from infinipot import Session
+from infinipot import PotConfig, Session
+from infinipot.config import matters
+from infinipot.policies import POLICIES
 
 CATALYST = [5, 9, 11, 2, 7]
 
@@ -27,6 +29,11 @@ def kept(session: Session) -> list[list[list[int]]]:
 
 def greedy(logits: torch.Tensor) -> int:
     return int(logits.argmax())
+
+
+def config_for(policy: str, **options) -> PotConfig:
+    """A config with those of the options that make a difference with this policy."""
+    return PotConfig(policy=policy, **{name: value for name, value in options.items() if matters(name, POLICIES[policy])})
 
 
 class Killed(Exception):

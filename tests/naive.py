@@ -109,7 +109,7 @@ class Naive(Reference):
     def __init__(
         self, model: Any, *, ropes: Callable[[Any], list[Rope | None]], windows: Sequence[int | None], pot_size: int, distill_to: int,
         novelty: float = 0.25, catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int | None = None, pool: int = 7,
-        pool_kind: str = "avg", gqa: str = "mean",
+        pool_mode: str = "avg", gqa: str = "mean",
     ) -> None:  # fmt: skip
         self.model = copy.deepcopy(model)
         self.model.set_attn_implementation("naive")
@@ -117,7 +117,7 @@ class Naive(Reference):
         self.ropes, self.windows = ropes(model), list(windows)
         self.catalyst = list(catalyst) if novelty != 1.0 else []
         self.limit = pot_size - len(self.catalyst)
-        self.pool, self.pool_kind, self.gqa, self.context_reset = pool, pool_kind, gqa, True
+        self.pool, self.pool_mode, self.gqa, self.context_reset = pool, pool_mode, gqa, True
         recent = distill_to // 12 if recent is None else recent
         self.pinned, self.distill_to, self.sinks, self.recent, self.novelty = pinned, distill_to, sinks, recent, novelty
         self.layers = [number for number, window in enumerate(self.windows) if window is None]

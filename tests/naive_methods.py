@@ -13,17 +13,17 @@ Scores = list[list[Tensor]]  # [layer][kv_head] -> [P]
 
 
 class Methods(Reference):
-    """budgets: |C| by layer (at the same room for all). coverage: distil to as few as hold this share of the catalyst's attention."""
+    """budgets: |C| by layer (at the same room for all)."""
 
     def __init__(
         self, model: Any, *, policy: str = "infinipot", window: int = 0, shared: bool = False, persist: float | str = 0.0, replay: int = 0,
-        budgets: Sequence[int] | None = None, coverage: float | None = None, least: int = 1, contrast: Sequence[int] = (),
+        budgets: Sequence[int] | None = None, contrast: Sequence[int] = (),
         **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(model, **options)
         self.policy, self.window, self.shared, self.persist, self.replay = policy, window, shared, persist, replay
         self.budgets = list(budgets or [self.distill_to] * len(self.layers))
-        self.coverage, self.least, self.contrast = coverage, least, list(contrast)
+        self.contrast = list(contrast)
         self.limit -= replay
         self.group = self.heads // self.kv_heads
         self.fresh: list[int] = []
@@ -109,38 +109,24 @@ class Methods(Reference):
             return getattr(self, self.policy)()
         return self.every(lambda n, head, pot: torch.tensor([float(entry.index) for entry in pot]))
 
-    def amount(self, own: int, masses: list[Tensor]) -> int:
-        if self.coverage is None:
-            return own
-        counts = []
-        for mass in masses:
-            count, held = 0, 0.0
-            for value in sorted(mass[self.pinned :].double().tolist(), reverse=True):
-                if held >= self.coverage * float(mass[self.pinned :].double().sum()):
-                    break
-                count, held = count + 1, held + value
-            counts.append(count)
-        wanted = -(-max(counts) // (1 - self.novelty)) + self.sinks + self.recent
-        return int(min(own, max(wanted, self.least)))
-
     @torch.no_grad()
     def distil(self) -> None:
         if all(len(pots[0]) <= self.pinned + own for pots, own in zip(self.entries, self.budgets, strict=True)):
             return
         for n, (pots, scores, own) in enumerate(zip(self.entries, self.scores(), self.budgets, strict=True)):
-            budget = min(self.amount(own, scores), len(pots[0]) - self.pinned)
+            budget = min(own, len(pots[0]) - self.pinned)
             if self.shared:
                 scores = [sum(scores) / len(scores)] * len(scores)
             for head, (pot, score) in enumerate(zip(pots, scores, strict=True)):
                 if self.persist == "once":
                     old = max(self.pinned, self.survivors[n])
                     lasting = [self.past[n, head, entry.index] for entry in pot[:old]] if self.survivors[n] else [0.0] * self.pinned
-                    lasting = smoothed = lasting + smooth(score.tolist()[old:], self.pool, self.pool_kind)
+                    lasting = smoothed = lasting + smooth(score.tolist()[old:], self.pool, self.pool_mode)
                 else:
                     lasting = [
                         max(s, self.persist * self.past.get((n, head, e.index), -torch.inf)) for s, e in zip(score.tolist(), pot, strict=True)
                     ]
-                    smoothed = lasting[: self.pinned] + smooth(lasting[self.pinned :], self.pool, self.pool_kind)
+                    smoothed = lasting[: self.pinned] + smooth(lasting[self.pinned :], self.pool, self.pool_mode)
                 if self.persist:
                     self.past |= {(n, head, entry.index): value for entry, value in zip(pot, lasting, strict=True)}
                 novelties = [entry.novelty for entry in pot]

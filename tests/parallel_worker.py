@@ -49,9 +49,8 @@ def main(folder: Path) -> None:
     ids, pot = torch.tensor([random_ids(60)]), PotConfig(pot_size=40)
     answers = [m.generate(ids, custom_generate=generate, pot=pot, max_new_tokens=4, do_sample=False, pad_token_id=0) for m in (shared, alone)]
     assert torch.equal(*answers)
-    for options in ({"shared_heads": True}, {"distill_to": "auto"}):
-        with pytest.raises(ValueError, match="tensor parallel"):
-            Session(shared, None, PotConfig(pot_size=64, **options))
+    with pytest.raises(ValueError, match="tensor parallel"):
+        Session(shared, None, PotConfig(pot_size=64, shared_heads=True))
     with pytest.raises(PotFileError, match="tensor parallel"):
         mine.save(folder / "a.pot")
     with pytest.raises(ValueError, match="give a seed"):

@@ -1,7 +1,6 @@
 """InfiniPot (arXiv 2410.01518) in plain loops: the naive twin the fast code is compared with. Batch 1, float32, CPU.
 Reads the weights of a Llama, Mistral, Qwen2 or Qwen3 model (default RoPE, no sliding window) and runs its own forward.
 """
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ from torch import Tensor
 
 @dataclass
 class Entry:
-    key_raw: Tensor  # [D], before RoPE
-    value: Tensor  # [D]
-    novelty: float  # Eq. 4: -log p(token | the pot when it was read), kept for ever
-    index: int  # which token of the text this is: 0, 1, 2, ...
-    position: int  # where RoPE puts it: its slot, or, without context reset, its index
+    key_raw: Tensor   # [D], before RoPE
+    value: Tensor     # [D]
+    novelty: float    # Eq. 4: -log p(token | the pot when it was read), kept for ever
+    index: int        # which token of the text this is: 0, 1, 2, ...
+    position: int     # where RoPE puts it: its slot, or, without context reset, its index
 
 
 def linear(layer: Any, x: Tensor) -> Tensor:
@@ -41,12 +40,13 @@ def smooth(scores: list[float], kernel: int, kind: str) -> list[float]:
     """Mean or maximum over the `kernel` slots around each slot; at the edges, over those that exist; 0, 1: as it is.
     trailing: over the slot and those before it."""
     if kind == "trailing" and kernel > 1:
-        return [sum(w) / len(w) for w in (scores[max(0, s - kernel + 1) : s + 1] for s in range(len(scores)))]
-    windows = [scores[max(0, s - kernel // 2) : s + kernel // 2 + 1] for s in range(len(scores))]
+        return [sum(w) / len(w) for w in (scores[max(0, s - kernel + 1): s + 1] for s in range(len(scores)))]
+    windows = [scores[max(0, s - kernel // 2): s + kernel // 2 + 1] for s in range(len(scores))]
     return [max(w) if kind == "max" else sum(w) / len(w) for w in windows]
 
 
-def select(novelties: list[float], scores: list[float], pinned: int, distill_to: int, sinks: int, recent: int, novelty: float) -> list[int]:
+def select(novelties: list[float], scores: list[float], pinned: int, distill_to: int, sinks: int, recent: int,
+           novelty: float) -> list[int]:
     """Section 3.3.3, one head: the slots that stay, ascending. Novelty chooses first, then the catalyst's score."""
     n = len(novelties)
     kept = set(range(pinned + sinks)) | set(range(n - recent, n))
@@ -60,35 +60,22 @@ def select(novelties: list[float], scores: list[float], pinned: int, distill_to:
 
 class Reference:
     entries: list[list[list[Entry]]]  # [layer][kv_head], in text order
-    distillations: int  # those that evicted something
+    distillations: int                # those that evicted something
 
-    def __init__(
-        self,
-        model: Any,
-        *,
-        pot_size: int,
-        distill_to: int,
-        novelty: float = 0.25,
-        catalyst: Sequence[int] = (),
-        pinned: int = 0,
-        sinks: int = 0,
-        recent: int | None = None,
-        pool: int = 7,
-        pool_kind: str = "avg",
-        gqa: str = "mean",
-        context_reset: bool = True,
-    ) -> None:
+    def __init__(self, model: Any, *, pot_size: int, distill_to: int, novelty: float = 0.25,
+                 catalyst: Sequence[int] = (), pinned: int = 0, sinks: int = 0, recent: int | None = None, pool: int = 7,
+                 pool_mode: str = "avg", gqa: str = "mean", context_reset: bool = True) -> None:
         self.model, self.layers = model, model.model.layers
         self.eps, self.theta = model.config.rms_norm_eps, model.config.rope_parameters["rope_theta"]
         self.heads, self.kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
         self.catalyst = list(catalyst) if novelty != 1.0 else []  # nobody would look at its scores
         self.limit = pot_size - len(self.catalyst)  # the catalyst must fit in the pot too
-        self.pool, self.pool_kind, self.gqa, self.context_reset = pool, pool_kind, gqa, context_reset
+        self.pool, self.pool_mode, self.gqa, self.context_reset = pool, pool_mode, gqa, context_reset
         recent = distill_to // 12 if recent is None else recent
         self.pinned, self.distill_to, self.sinks, self.recent, self.novelty = pinned, distill_to, sinks, recent, novelty
         assert model.config.rope_parameters["rope_type"] == "default" and model.config.hidden_act == "silu"
         assert pinned + distill_to < self.limit, "pot_size leaves no room for reading"
-        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_kind in ("avg", "max", "trailing")
+        assert sinks + recent <= distill_to and (pool <= 1 or pool % 2 == 1) and pool_mode in ("avg", "max", "trailing")
         self.entries = [[[] for _ in range(self.kv_heads)] for _ in self.layers]
         self.distillations = self.tokens_read = 0
         self.hidden = torch.empty(0)  # of the last token of the text, after the final norm
@@ -106,7 +93,8 @@ class Reference:
         """[V], float32: the prediction made when the last token of the text was read."""
         return linear(self.model.lm_head, self.hidden)
 
-    def forward(self, token: int, index: int, novelty: float, unseen: Sequence[tuple[int, int]] = ()) -> tuple[Tensor, list[list[Tensor]]]:
+    def forward(self, token: int, index: int, novelty: float, unseen: Sequence[tuple[int, int]] = ()
+                ) -> tuple[Tensor, list[list[Tensor]]]:
         """One token: appends an entry to every head; gives the last hidden state and [layer][query_head] attention.
         unseen: by layer, slots [start, stop) that it does not look at."""
         x, rows, self.asked = self.model.model.embed_tokens.weight[token], [], []  # asked: [layer] -> queries [H, D], raw
@@ -128,10 +116,10 @@ class Reference:
                 turned = rope(torch.stack([e.key_raw for e in pot]), places, self.theta)
                 stacked = torch.stack([e.value for e in pot])
                 group = self.heads // self.kv_heads
-                for query in queries[kv_head * group : (kv_head + 1) * group]:
+                for query in queries[kv_head * group: (kv_head + 1) * group]:
                     query = rope(query[None], places[-1:], self.theta)[0]  # a query sits where its own entry does
                     scores = turned @ query / len(query) ** 0.5
-                    scores[hidden[0] : hidden[1]] = -torch.inf
+                    scores[hidden[0]: hidden[1]] = -torch.inf
                     weights.append(scores.softmax(dim=0))
                     mixed.append(weights[-1] @ stacked)
             rows.append(weights)
@@ -162,11 +150,9 @@ class Reference:
             return
         for pots, scores in zip(self.entries, self.representativeness(), strict=True):
             for pot, score in zip(pots, scores, strict=True):
-                smoothed = score[: self.pinned] + smooth(score[self.pinned :], self.pool, self.pool_kind)
-                pot[:] = [
-                    pot[slot]
-                    for slot in select([e.novelty for e in pot], smoothed, self.pinned, self.distill_to, self.sinks, self.recent, self.novelty)
-                ]
+                smoothed = score[:self.pinned] + smooth(score[self.pinned:], self.pool, self.pool_mode)
+                pot[:] = [pot[slot] for slot in select([e.novelty for e in pot], smoothed, self.pinned, self.distill_to,
+                                                       self.sinks, self.recent, self.novelty)]
                 if self.context_reset:  # CR-RoPE, section 3.5
                     for slot, entry in enumerate(pot):
                         entry.position = slot

@@ -16,7 +16,7 @@ cache policies
 model
 config
 engine
-session custom_generate pot_file
+session session_catalyst session_file custom_generate pot_file pot_file_header pot_file_options
 server eval bench
 cli
 """
@@ -62,3 +62,35 @@ def test_files_are_short() -> None:
 def test_import_does_no_work() -> None:
     code = "import sys, infinipot; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def attributes_of_cache() -> set[str]:
+    """Names of the attributes that objects of the cache have: annotated in their classes, or assigned to `self`."""
+    names: set[str] = set()
+    for path in (PACKAGE / "cache").glob("*.py"):
+        for cls in (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)):
+            for node in ast.walk(cls):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+                    names.add(node.attr)
+            names |= {node.target.id for node in cls.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+            for node in (node for node in cls.body if isinstance(node, ast.Assign)):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
+
+
+OTHERS: set[tuple[str, str]] = set()
+"""Files, and names there, of attributes that other objects have, too."""
+
+
+def test_only_the_cache_writes_to_pots_and_layers() -> None:
+    """Whoever keeps a copy of a pot's state must know who changes it."""
+    names = attributes_of_cache()
+    assert {"tokens_read", "novelty", "hidden", "length", "peak", "pinned"} <= names
+    written = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "cache":
+            for node in ast.walk(ast.parse(path.read_text())):
+                stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and node.attr in names
+                if stored and ast.unparse(node.value) not in ("self", "cls"):  # type: ignore[attr-defined]
+                    written.add((path.relative_to(PACKAGE).as_posix(), node.attr))  # type: ignore[attr-defined]
+    assert written == OTHERS

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from tiny import make_tiny
 
 import infinipot
 from infinipot import PotConfig, Session
-from infinipot.engine.decode import Turn, together
-from infinipot.model.runner import Host
+from infinipot.engine.decode import Generation, together
+from infinipot.model.runner import ModelRunner
 
 LENGTHS = (150, 23, 71, 40)
 NEW = 30
@@ -27,7 +27,7 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("policy", ["infinipot", "streaming", "h2o", "tova", "snapkv", "kvzip", "sirllm", "keydiff", "full", "self_extend"])
 def test_rows_answer_as_alone(family: str, policy: str) -> None:
     model = make_tiny(family)
-    config = PotConfig(pot_size=64, distill_to=24, policy=policy, window=6, group=4, neighbours=16)
+    config = config_for(policy, pot_size=64, distill_to=24, window=6, group=4, neighbours=16)
     prompts = [random_ids(length, seed=length) for length in LENGTHS]
     options = {"custom_generate": infinipot.generate, "pot": config, "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     batch = model.generate(**padded(prompts), **options)
@@ -38,22 +38,22 @@ def test_rows_answer_as_alone(family: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "persist": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
+@pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "score_memory": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
 def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows turned together, and novelty by logits that were there: against each row turned, and each token scored, by itself."""
-    host, ended = Host(make_tiny(family)), []
+    host, ended = ModelRunner(make_tiny(family)), []
     for slow in (False, True):
         with monkeypatch.context() as patch:
             if slow:
-                patch.setattr("infinipot.model.runner.turned", lambda layers, x, ahead: [None] * len(layers))
-                patch.setattr("infinipot.cache.batch.turned", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.model.runner.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
+                patch.setattr("infinipot.cache.batch.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
                 patch.setattr("infinipot.engine.distill.predicted", lambda logits, said: None)
             sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
             for session, length in zip(sessions, LENGTHS, strict=True):
                 session.append(random_ids(length, seed=length), question=CATALYST)
-            turns = [s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()) for s in sessions]
+            generations = [s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()) for s in sessions]
             said: dict[int, list[int]] = {}
-            for step in together(turns):
+            for step in together(generations):
                 for number, token in step:
                     said.setdefault(number, []).append(token)
             ended.append((said, [kept(session) for session in sessions], [session.pot.novelty for session in sessions]))
@@ -89,7 +89,7 @@ def test_stock_when_all_fits() -> None:
 def test_sessions_answer_together() -> None:
     """Turns of several sessions, of different lengths, some kept, each distilling when its own pot is full."""
     model = make_tiny("llama")
-    host = Host(model)
+    host = ModelRunner(model)
     alone, sessions = [], []
     for number, length in enumerate(LENGTHS):
         for group in (alone, sessions):
@@ -98,20 +98,20 @@ def test_sessions_answer_together() -> None:
             group.append(session)
         options = {"max_tokens": 20 + number, "pick": greedy, "keep": number % 2 == 0, "stop_ids": set()}
         alone[-1].said = list(alone[-1].stream_ids(random_ids(4), aware=False, **options))
-    turns = [
-        Turn(
+    generations = [
+        Generation(
             session._reader,
             random_ids(4),
             max_tokens=20 + number,
             pick=greedy,
             stop_ids=set(),
             keep=number % 2 == 0,
-            catalyst=session._reader.usual,
+            catalyst=session._reader.last_catalyst,
         )
         for number, session in enumerate(sessions)
     ]
-    said: dict[int, list[int]] = {number: [] for number in range(len(turns))}
-    for step in together(turns):
+    said: dict[int, list[int]] = {number: [] for number in range(len(generations))}
+    for step in together(generations):
         for number, token in step:
             said[number].append(token)
     for number, session in enumerate(sessions):

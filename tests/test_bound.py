@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import greedy, random_ids
+from helpers import config_for, greedy, random_ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make_tiny
@@ -49,7 +49,7 @@ def test_bound(size: int, kept: int, chunk: int, novelty: float, policy: str, st
     with pytest.MonkeyPatch.context() as patch:
         counter = Counter(patch)
         try:
-            session = Session(MODEL, None, PotConfig(pot_size=size, distill_to=kept, chunk_tokens=chunk, novelty=novelty, policy=policy))
+            session = Session(MODEL, None, config_for(policy, pot_size=size, distill_to=kept, chunk_tokens=chunk, novelty=novelty))
         except ValueError as refused:
             assert "do not fit" in str(refused) or "is not allowed" in str(refused)
             return

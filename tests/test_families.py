@@ -15,12 +15,12 @@ from test_reference import clear_text
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 
 @cache
-def host(name: str) -> Host:
-    return Host(FAMILIES[name].build())
+def host(name: str) -> ModelRunner:
+    return ModelRunner(FAMILIES[name].build())
 
 
 class Counter:

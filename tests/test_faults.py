@@ -15,7 +15,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, PotFileError, Session, generate, pot_file
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
 SMALL = PotConfig(pot_size=64, distill_to=20, novelty=0.0, chunk_tokens=8)
@@ -69,7 +69,7 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_two_threads_read_with_one_model() -> None:
-    host = Host(MODEL)
+    host = ModelRunner(MODEL)
     works = [lambda seed=seed: kept(read(random_ids(200, seed=seed), host=host)) for seed in (1, 2)]
     assert in_threads(*works) == [kept(read(random_ids(200, seed=seed))) for seed in (1, 2)]
     assert MODEL.config._attn_implementation != "infinipot"
@@ -79,7 +79,7 @@ def test_threads_answer_from_forks() -> None:
     """More ids than one block of novelty, so that a part of the output layer stands in for it, too."""
     model = make_tiny("llama", vocab=6000)
     trunk = model.base_model
-    session = read(random_ids(200), host=Host(model))
+    session = read(random_ids(200), host=ModelRunner(model))
     questions = [random_ids(5, seed=seed) for seed in range(4)]
 
     def answers(fork: Session, question: list[int]) -> list[list[int]]:
@@ -96,14 +96,14 @@ def test_threads_answer_from_forks() -> None:
 
 def test_a_model_is_looked_at_while_another_thread_reads(tmp_path: Path) -> None:
     model = make_tiny("llama", vocab=6000)
-    host = Host(model)
+    host = ModelRunner(model)
     session, origin = read(random_ids(100), host=host), pot_file.origin(model, None)
 
     def look() -> None:
         for number in range(5):
             session.save(tmp_path / f"{number}.pot")
             assert pot_file.origin(model, None) == origin
-            assert kept(read(random_ids(100), host=Host(model))) == kept(session)
+            assert kept(read(random_ids(100), host=ModelRunner(model))) == kept(session)
 
     in_threads(look, lambda: [read(random_ids(200), host=host) for _ in range(10)])
 
@@ -170,9 +170,9 @@ def test_generate_reads_what_fits_whole() -> None:
     MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=40, distill_to=39 - 1), **options)
     with pytest.raises(ValueError, match="the prompt's end is the catalyst"):
         MODEL.generate(ids, custom_generate=generate, pot=PotConfig(catalyst="general"), **options)
-    for begun in ("1. ", "question"):
-        with pytest.raises(ValueError, match=f"begun='{begun}' is not possible here"):
-            MODEL.generate(ids, custom_generate=generate, pot=PotConfig(begun=begun), **options)
+    for prefix in ("1. ", "question"):
+        with pytest.raises(ValueError, match=f"answer_prefix='{prefix}' is not possible here"):
+            MODEL.generate(ids, custom_generate=generate, pot=PotConfig(answer_prefix=prefix), **options)
     with pytest.raises(TypeError, match="PotConfig"):
         MODEL.generate(ids, custom_generate=generate, pot={"pot_size": 64}, **options)
 
@@ -191,7 +191,7 @@ def test_every_bit_of_a_pot_file_counts(tmp_path: Path) -> None:
 
 
 def test_a_saved_pot_that_needs_no_catalyst_goes_on(tmp_path: Path) -> None:
-    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=64, distill_to=24, catalyst="plain", policy="streaming"))
+    session = Session(MODEL, TOKENIZER, PotConfig(pot_size=64, distill_to=24, policy="streaming"))
     session.append("x" * 63)
     session.save(tmp_path / "a.pot")
     again = Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)

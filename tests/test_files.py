@@ -116,20 +116,64 @@ def test_newer_and_foreign_files_are_refused(tmp_path: Path) -> None:
         Session.load(tmp_path / "missing.pot", MODEL, TOKENIZER)
 
 
+OLD = {
+    "pot_size": 4096, "distill_to": None, "coverage": 0.9, "policy": "infinipot", "novelty": 0.25, "catalyst": None, "begun": None,
+    "contrast": None, "sinks": None, "recent": None, "window": None, "pool": None, "pool_kind": None, "gqa": "mean", "shared_heads": None,
+    "persist": None, "layer_budget": "uniform", "pot_dtype": None, "prefill": "bounded", "context_reset": True, "group": 8,
+    "neighbours": 1024, "chunk_tokens": 32,
+}  # fmt: skip
+"""The options of a file of format 1 or 2: all there were, whatever the policy."""
+
+
+def as_old(path: Path, version: int, **options: object) -> None:
+    """Give a file the header that an older format had."""
+    header, tensors = pot_file.describe(path), load_file(path)
+    header.pop("plan", None)
+    if version == 1:
+        header.pop("catalyst", None)
+    header |= {"version": version, "config": {**OLD, **options}}
+    header["content_sha256"] = pot_file.content_hash(tensors, header)
+    save_file(tensors, path, metadata={pot_file.FORMAT: json.dumps(header)})
+
+
+def in_force(session: Session) -> tuple:
+    assert session.plan is not None
+    layer = session.plan.layers[0]
+    return session.plan.distill_to, layer.recent, layer.pool, layer.pool_mode
+
+
 def test_a_file_of_format_1_keeps_the_defaults_of_its_time(tmp_path: Path) -> None:
     """What it leaves out was half of the pot, seven slots around an entry, and nothing because it is new."""
-    path, numbers = tmp_path / "a.pot", ("distill_to", "recent", "pool", "pool_kind")
+    path = tmp_path / "a.pot"
     for policy, then in (("infinipot", (2048, 0, 7, "avg")), ("h2o", (2048, 1024, 0, "avg"))):
         saved(path, PotConfig(pot_size=4096, distill_to=2048, policy=policy))
-        header, tensors = pot_file.describe(path), load_file(path)
-        del header["catalyst"]
-        header |= {"version": 1, "config": {**header["config"], "distill_to": None}}
-        header["content_sha256"] = pot_file.content_hash(tensors, header)
-        save_file(tensors, path, metadata={pot_file.FORMAT: json.dumps(header)})
-        assert tuple(Session.load(path, MODEL, TOKENIZER)._reader.config.own(name) for name in numbers) == then
-    with_header(path, version=1, config={**header["config"], "pool_kind": "both"})
-    with pytest.raises(PotFileError, match="filled with options that this infinipot does not have: unknown pool_kind 'both'"):
+        as_old(path, 1, policy=policy)
+        assert in_force(Session.load(path, MODEL, TOKENIZER)) == then
+    as_old(path, 1, pool_kind="both")
+    with pytest.raises(PotFileError, match="filled with options that this infinipot does not have: unknown pool_mode 'both'"):
         pot_file.config_of(path, pot_file.describe(path))
+
+
+def test_a_file_of_format_2_goes_on_as_it_was(tmp_path: Path) -> None:
+    """The options under their old names; the smoothing by the kind of catalyst that it says."""
+    path = tmp_path / "a.pot"
+    sizes = {"pot_size": 160, "distill_to": 60, "chunk_tokens": 32}
+    one = saved(path, PotConfig(**sizes, score_memory=0.5, pool_mode="max", answer_prefix="It was "))
+    as_old(path, 2, **sizes, persist=0.5, pool_kind="max", begun="It was ")
+    other = Session.load(path, MODEL, TOKENIZER)
+    assert (other.config, other.plan) == (one.config, one.plan)
+    for session in (one, other):
+        session.append(TEXT[700:], question="Where?")
+    assert kept(one) == kept(other)
+    saved(path, PotConfig(pot_size=4096))
+    for kind, pool in (("question", (45, "trailing")), ("general", (7, "avg"))):
+        with_header(path, catalyst=kind)
+        as_old(path, 2)
+        assert pot_file.in_force(path, pot_file.describe(path))[1].layers[0].pool == pool[0]
+    for gone in ({"distill_to": "auto"}, {"layer_budget": "pyramid"}, {"catalyst": "general-1"}):
+        as_old(path, 2, **gone)
+        with pytest.raises(PotFileError, match="does not have: .* is gone"):
+            Session.load(path, MODEL, TOKENIZER)
 
 
 def test_saving_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session, generate
 from infinipot.catalysts import PRESETS
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.text.chat_template import Dialogue
 
 MODEL = make_tiny("llama")
@@ -40,12 +40,15 @@ def test_a_contrast_equals_a_session() -> None:
             model.generate(torch.tensor([ids]), **wrong, **OPTIONS)
 
 
-def test_a_host_for_many_calls() -> None:
-    host, ids = Host(MODEL), torch.tensor([random_ids(120)])
-    out = [MODEL.generate(ids, pot=SMALL, host=one, **OPTIONS).tolist() for one in (None, host, host)]
+def test_a_runner_for_many_calls() -> None:
+    runner = ModelRunner(MODEL)
+    ids = torch.tensor([random_ids(120)])
+    out = [MODEL.generate(ids, pot=SMALL, runner=one, **OPTIONS).tolist() for one in (None, runner, runner)]
     assert out[0] == out[1] == out[2]
-    with pytest.raises(ValueError, match="host is that of another model"):
-        MODEL.generate(ids, pot=SMALL, host=Host(make_tiny("llama", seed=3)), **OPTIONS)
+    with pytest.warns(DeprecationWarning, match="runner="):
+        assert MODEL.generate(ids, pot=SMALL, host=runner, **OPTIONS).tolist() == out[0]
+    with pytest.raises(ValueError, match="runner is that of another model"):
+        MODEL.generate(ids, pot=SMALL, runner=ModelRunner(make_tiny("llama", seed=3)), **OPTIONS)
 
 
 def test_every_row_of_a_padded_batch_equals_itself_alone() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +14,11 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.engine.cuda_graphs import Step, steady
+from infinipot.cache.pot import Pot
+from infinipot.engine.cuda_graphs import GraphCache, graph_cache, steady
 from infinipot.engine.distill import take
-from infinipot.model.runner import Host
+from infinipot.engine.graph_step import Step
+from infinipot.model.runner import ModelRunner
 
 CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -21,7 +27,7 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_a_chunk_of_one(family: str) -> None:
     """Pots of different lengths, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
-    host = Host(make_tiny(family))
+    host = ModelRunner(make_tiny(family))
     pairs = []
     for length in (5, 40, 100):
         session = Session(host, None, CONFIG)
@@ -45,12 +51,122 @@ def test_a_step_is_a_chunk_of_one(family: str) -> None:
     assert not step.serves(plain)
 
 
+class AtOnce:
+    """Stands in for a recording: runs nothing when it is made, and all of it when it is replayed."""
+
+    def __init__(self, run: Callable[[], Any], pots: list[tuple[Any, ...]]) -> None:
+        self.run = run
+        self.pots = list(pots)
+        self.outputs: Any = None
+        self.graph = self
+
+    def replay(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for pot, start, hidden in self.pots:
+                stack.enter_context(RECORDING(pot, start, hidden))
+            self.outputs = self.run()
+
+
+RECORDING = Pot.recording
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[AtOnce]:
+    """Recordings are made and replayed on a CPU, too; those made."""
+    made: list[AtOnce] = []
+    pots: list[tuple[Any, ...]] = []
+
+    @contextlib.contextmanager
+    def recording(pot: Pot, start: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
+        pots.append((pot, start, hidden))
+        with RECORDING(pot, start, hidden):
+            yield
+        pots.pop()
+
+    def record(graphs: GraphCache, run: Callable[[], Any]) -> AtOnce:
+        made.append(AtOnce(run, pots))
+        return made[-1]
+
+    monkeypatch.setattr(Pot, "recording", recording)
+    monkeypatch.setattr(GraphCache, "record", record)
+    monkeypatch.setattr(GraphCache, "possible", lambda graphs, ids: not graphs.unrecordable)
+    return made
+
+
+OPTIONS = [
+    {},
+    {"novelty": 0.0, "persist": 0.5},
+    {"persist": "once", "gqa": "max"},
+    {"policy": "streaming"},
+    {"chunk_tokens": 512, "sinks": 3, "pool": 5},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[AtOnce]) -> None:
+    """The pot's bookkeeping, above all: what is recorded is run by another."""
+    model = make_tiny("qwen3")
+    recording, plain = ModelRunner(model), ModelRunner(model)
+    graph_cache(plain).record_nothing()
+    config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
+    sessions = Session(recording, None, config), Session(plain, None, config)
+    one, other = sessions
+    for seed, length in enumerate((300, 3, 150, 77)):
+        for session in sessions:
+            session.append(random_ids(length, seed=seed), question=CATALYST if seed < 2 else CATALYST[::-1])
+        said = [list(s.stream_ids(random_ids(4), max_tokens=6, pick=greedy, keep=seed == 2, stop_ids=set())) for s in sessions]
+        assert said[0] == said[1]
+        assert kept(one) == kept(other)
+        assert_close("logits", one.logits, other.logits)
+        assert one.stats == dataclasses.replace(other.stats, timings=one.stats.timings)
+        assert one.pot.tokens_read == other.pot.tokens_read
+        assert one.pot.novelty.shape == other.pot.novelty.shape
+    assert len(at_once) > 2
+    assert not graph_cache(recording).unrecordable
+    assert graph_cache(recording).of(one.pot).cycles
+    fork = one.fork()
+    before = kept(fork), fork.logits
+    one.append(random_ids(100, seed=9), question=CATALYST)
+    assert kept(fork) == before[0]
+    assert torch.equal(fork.logits, before[1])
+
+
+def test_recordings_last_as_long_as_the_slots(at_once: list[AtOnce]) -> None:
+    """They serve the next pot of the same layout; they go with the last object that holds the slots."""
+    host = ModelRunner(make_tiny("llama"))
+    graphs = graph_cache(host)
+    session = Session(host, None, CONFIG)
+    for seed in range(3):
+        session.append(random_ids(200, seed=seed), question=CATALYST)
+    layers = session.pot.layers
+    recordings = graphs.of(session.pot)
+    at_once.clear()
+    for recorded in recordings.cycles.values():
+        recorded.recording.pots.clear()  # type: ignore[attr-defined]
+        recorded.recording.run = None  # type: ignore[attr-defined]
+    assert recordings.cycles
+    del session
+    gc.collect()
+    assert graphs.spare is not None
+    again = Session(host, None, CONFIG)
+    assert again.pot.layers is layers
+    assert graphs.of(again.pot) is recordings
+    assert graphs.spare is None
+    fork = again.fork()
+    assert not graphs.of(fork.pot).cycles
+    del fork, layers
+    gc.collect()
+    assert len(graphs.by_pot) == 1
+    other = Session(host, None, dataclasses.replace(CONFIG, pot_size=80))
+    assert other.pot.layers is not again.pot.layers
+
+
 def gpu_pair(family: str, dtype: torch.dtype, device: str = "cuda", **options) -> tuple[Session, Session]:
     """A session that records, and one that does not."""
     tokenizer = make_tokenizer() if "contrast" in options else None
     model = make_tiny(family, vocab=97 if tokenizer is None else len(tokenizer)).to(device, dtype)
-    recording, plain = Host(model), Host(model)
-    plain.unrecordable = True
+    recording, plain = ModelRunner(model), ModelRunner(model)
+    graph_cache(plain).record_nothing()
     config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
     return Session(recording, tokenizer, config), Session(plain, tokenizer, config)
 
@@ -60,9 +176,9 @@ def gpu_pair(family: str, dtype: torch.dtype, device: str = "cuda", **options) -
     "options",
     [
         {},
-        {"novelty": 0.0, "persist": 0.5},
-        {"persist": "once", "gqa": "max"},
-        {"persist": "once", "contrast": "unrelated", "pool_kind": "trailing"},
+        {"novelty": 0.0, "score_memory": 0.5},
+        {"score_memory": "once", "gqa": "max"},
+        {"score_memory": "once", "contrast": "unrelated", "pool_mode": "trailing"},
         {"policy": "streaming"},
         {"chunk_tokens": 512, "sinks": 3, "pool": 5},
     ],
@@ -77,8 +193,8 @@ def test_recorded_cycles(family: str, options: dict) -> None:
         assert one.stats.distillations == other.stats.distillations
         assert one.stats.tokens_read == other.stats.tokens_read
         assert one.stats.peak_entries == 64
-    assert one.host.first_graph is not None, "something was recorded"
-    assert not one.host.unrecordable
+    assert graph_cache(one.host).first is not None, "something was recorded"
+    assert not graph_cache(one.host).unrecordable
     fork = one.fork()
     before = kept(fork), fork.logits
     one.append(random_ids(300, seed=9), question=CATALYST)
@@ -94,7 +210,7 @@ def test_recorded_answers(keep: bool) -> None:
     for seed in range(3):
         said = [list(s.stream_ids(random_ids(6, seed=seed), max_tokens=90, pick=greedy, keep=keep, stop_ids=set())) for s in (one, other)]
         assert said[0] == said[1]
-    assert one.pot.steps or not keep
+    assert graph_cache(one.host).of(one.pot).steps or not keep
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
 
@@ -112,8 +228,8 @@ def test_a_card_that_is_not_the_current_one(length: int) -> None:
         assert said[0] == said[1]
     assert kept(one) == kept(other)
     assert torch.cuda.current_device() == 0
-    assert one.host.first_graph is not None, "something was recorded"
-    assert not one.host.unrecordable
+    assert graph_cache(one.host).first is not None, "something was recorded"
+    assert not graph_cache(one.host).unrecordable
 
 
 @pytest.mark.parametrize("options", [pytest.param(options, marks=gpu) for options in ({}, {"novelty": 0.0, "catalyst": "plain"})])
@@ -143,7 +259,7 @@ METHODS = ["full", "h2o", "tova", "snapkv", "truncate"]
 def test_answers_of_every_method_are_recorded(policy: str) -> None:
     """Also of those that remember attention, which an answer that is forgotten again does not need, and without a bound."""
     one, other = gpu_pair("llama", torch.float32, policy=policy)
-    one.host.first_graph = None
+    graph_cache(one.host).first = None
     said = []
     for session in (one, other):
         session.append(random_ids(1000, seed=1))
@@ -154,4 +270,4 @@ def test_answers_of_every_method_are_recorded(policy: str) -> None:
     assert said[0] == said[1]
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
-    assert one.host.first_graph is not None, "something was recorded"
+    assert graph_cache(one.host).first is not None, "something was recorded"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import assert_close
 
-from infinipot.cache.rope import turn
+from infinipot.cache.rope import rotate
 from infinipot.kernels import launch
 from infinipot.model.fused_norms import KINDS, rms_norm
 from infinipot.scoring.novelty import add_losses
@@ -28,8 +28,8 @@ def test_turn(dtype: torch.dtype, style: str, rows: int, width: int, rotary: int
     x = torch.randn(2, rows, 3, width, generator=random).transpose(1, 2).to(DEVICE, dtype)  # strided, as models project it
     angles = torch.randn(50, rotary // 2, generator=random).to(DEVICE)
     places = torch.randint(0, 50, (rows,), generator=random).to(DEVICE)
-    got = launch.turn(x, angles.cos(), angles.sin(), places, style)
-    expected = turn(x, angles.cos()[places], angles.sin()[places], style)
+    got = launch.rotate(x, angles.cos(), angles.sin(), places, style)
+    expected = rotate(x, angles.cos()[places], angles.sin()[places], style)
     assert got.dtype == dtype
     assert_close(style, got, expected, tolerance=1e-5 if dtype == torch.float32 else 8e-3)
 

@@ -19,7 +19,7 @@ from infinipot.eval.lm import PotLM
 from infinipot.eval.methods import method
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.lm_harness import TaskUnit
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 WORDS = ["the", "ship", "left", "at", "dawn", "and", "nobody", "saw", "it", "go", ""]
 LONG = " ".join(WORDS * 12)
@@ -68,19 +68,19 @@ def test_answers_equal_stock_where_all_fits(replica: Replica, stock: Any) -> Non
 
 def test_a_small_pot_reads_everything_and_stays_small(replica: Replica, monkeypatch: pytest.MonkeyPatch) -> None:
     pots, read = [], []
-    made, taken = Host.new_pot, Host.read
+    made, taken = ModelRunner.new_pot, ModelRunner.read
 
-    def new_pot(self: Host, *args: Any, **options: Any) -> Any:
+    def new_pot(self: ModelRunner, *args: Any, **options: Any) -> Any:
         pots.append(made(self, *args, **options))
         return pots[-1]
 
-    def reading(self: Host, ids: Any, *args: Any, **options: Any) -> Any:
+    def reading(self: ModelRunner, ids: Any, *args: Any, **options: Any) -> Any:
         read.append(ids.shape[1])
         return taken(self, ids, *args, **options)
 
     small = pot(replica, pot_size=96, distill_to=32, novelty=0.0)
-    monkeypatch.setattr(Host, "new_pot", new_pot)
-    monkeypatch.setattr(Host, "read", reading)
+    monkeypatch.setattr(ModelRunner, "new_pot", new_pot)
+    monkeypatch.setattr(ModelRunner, "read", reading)
     long = LONG * 3  # longer than the model's own 256 positions: the harness would cut it from the left
     count = len(replica.tokenizer.encode(long))
     assert count > 256
@@ -113,7 +113,7 @@ def test_a_contrast_is_read_beside_the_prompts_end(replica: Replica) -> None:
 def test_bad_options_are_refused(replica: Replica) -> None:
     with pytest.raises(ValueError, match="did you mean 'infinipot'"):
         pot(replica, policy="infinipto")
-    for options in ({"catalyst": "general"}, {"begun": "1. "}):
+    for options in ({"catalyst": "general"}, {"answer_prefix": "1. "}):
         with pytest.raises(ValueError, match="the end of each prompt"):
             pot(replica, **options)
     assert pot(replica, pot_size=96).pot_config == PotConfig(pot_size=96)

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from families import FAMILIES, build
-from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from test_families import Counter, host
 
 from infinipot import PotConfig, Session, generate
@@ -27,10 +27,10 @@ def stock(family: str, length: int) -> torch.Tensor:
 
 def expected(policy: str, family: str) -> torch.Tensor:
     """Stock's logits after 30 ids; where frequencies depend on the length and are pinned to the pot's, those of plain reading there."""
-    unbounded = POLICIES[policy].reads == "all"
+    unbounded = not (POLICIES[policy].bounded or POLICIES[policy].cuts)
     if FAMILIES[family].frequencies is None or not (unbounded or family.endswith("long")):
         return stock(family, 30)
-    plain = Session(host(family), None, PotConfig(pot_size=40, policy="full" if unbounded else "streaming"))
+    plain = Session(host(family), None, PotConfig(policy="full") if unbounded else PotConfig(pot_size=40, policy="streaming"))
     plain.append(random_ids(30))
     return plain.logits
 
@@ -38,9 +38,9 @@ def expected(policy: str, family: str) -> torch.Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fits(policy: str, family: str) -> None:
-    session = Session(host(family), None, PotConfig(**{**SMALL, "pot_size": 40}, policy=policy, chunk_tokens=CHUNK))
+    session = Session(host(family), None, config_for(policy, **{**SMALL, "pot_size": 40}, chunk_tokens=CHUNK))
     session.append(random_ids(30), question=QUESTION)
-    if POLICIES[policy].reads == "ends":  # nothing but the first half is read before an answer is wanted
+    if POLICIES[policy].cuts:  # nothing but the first half is read before an answer is wanted
         picked: list[torch.Tensor] = []
         next(session.stream_ids([], max_tokens=1, pick=lambda logits: picked.append(logits) or greedy(logits), stop_ids=set()))
         assert_close("logits", picked[0], expected(policy, family))
@@ -51,8 +51,7 @@ def test_fits(policy: str, family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = POLICIES[policy].reads
-    session = Session(host(family), None, PotConfig(**SMALL, policy=policy, chunk_tokens=CHUNK))
+    session = Session(host(family), None, config_for(policy, **SMALL, chunk_tokens=CHUNK))
     with monkeypatch.context() as patch:
         counter = Counter(patch, sinks=int(FAMILIES[family].kind == "gpt_oss"))
         session.append(random_ids(TEXT), question=QUESTION)
@@ -62,13 +61,13 @@ def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) 
     assert torch.equal(session.logits, before), "an answer leaves the pot as it was"
     assert torch.isfinite(before).all()
     full = [layer for layer in session.pot.bounded if layer.window is None]
-    if reads == "all":
+    if not (POLICIES[policy].bounded or POLICIES[policy].cuts):
         assert {layer.length for layer in full} == {TEXT}
         return
     windows = [window + CHUNK for window in FAMILIES[family].windows if window]
     assert counter.most <= max([24, *windows])
     assert session.stats.peak_entries <= 24
-    if reads == "pot":
+    if POLICIES[policy].bounded:
         assert session.stats.distillations >= 4
         places = kept(session)
         assert all(list(head) == sorted(set(head)) for layer in places for head in layer), "in text order, none twice"
@@ -76,12 +75,12 @@ def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if policy.reads != "ends"])
+@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.cuts])
 def test_batch(policy: str, family: str) -> None:
     """Left-padded rows of different lengths, one of which is distilled again and again, answer as each alone."""
     model, rows = host(family).model, [random_ids(length, seed=length) for length in (45, 9)]
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "custom_generate": generate}
-    pot = PotConfig(**{**SMALL, "catalyst": None}, policy=policy)
+    pot = config_for(policy, **{**SMALL, "catalyst": None})
     ids = torch.tensor([rows[0], [0] * 36 + rows[1]])
     mask = torch.tensor([[1] * 45, [0] * 36 + [1] * 9])
     batch = model.generate(ids, attention_mask=mask, pot=pot, **options)
@@ -93,7 +92,7 @@ def test_batch_of_truncated_rows() -> None:
     """Policy truncate answers from the two ends of each row."""
     model, rows = host("Llama-2").model, [random_ids(length, seed=length) for length in (45, 9)]
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "custom_generate": generate}
-    pot = PotConfig(**{**SMALL, "catalyst": None}, policy="truncate")
+    pot = config_for("truncate", **SMALL)
     ids, mask = torch.tensor([rows[0], [0] * 36 + rows[1]]), torch.tensor([[1] * 45, [0] * 36 + [1] * 9])
     batch = model.generate(ids, attention_mask=mask, pot=pot, **options)
     for row, got in zip(rows, batch, strict=True):

@@ -151,8 +151,8 @@ def test_every_policy_answers_and_keeps_its_bound(replica: Replica, tiny: Model,
         first, second = unit.run(replica)
         assert (first["depth"], second["depth"]) == (0.1, 0.9)
         assert not unit.method.bounded or first["peak_entries"] <= 160
-        assert unit.method.config.policy != "full" or (first["kept"], second["kept"]) == (1, 1)
-        assert (first["distillations"] > 0) == (POLICIES[unit.method.config.policy].reads == "pot")
+        assert unit.method.policy.name != "full" or (first["kept"], second["kept"]) == (1, 1)
+        assert (first["distillations"] > 0) == (unit.method.policy.bounded)
 
 
 def test_questions_about_one_pot_do_not_disturb_each_other(replica: Replica, tiny: Model, prose: str) -> None:
@@ -319,20 +319,20 @@ def test_a_ray_cluster_gives_the_same_file(tiny: Model, replica: Replica, prose:
 def test_a_preset_is_the_paper_s_recipe() -> None:
     base = {"pot_size": 300, "distill_to": 60}
     paper, ours = (method(label, base).config for label in ("infinipot:preset=paper", "infinipot"))
-    assert (paper.novelty, paper.own("pool")) == (0.5, 0)
-    assert (ours.novelty, ours.own("pool")) == (0.25, 7)
+    assert (paper.novelty, paper.pool) == (0.5, 0)
+    assert (ours.novelty, method("infinipot", base).options["pool"]) == (0.25, 7)
     assert method("infinipot:preset=paper:novelty=0", base).config.novelty == 0
     assert method("infinipot:novelty=0:preset=paper", base).config.novelty == 0, "in whatever order"
     facts = method("infinipot:preset=facts", base)
-    assert (facts.config.catalyst, facts.config.persist, facts.question) == ("facts", "once", "unknown")
+    assert (facts.config.catalyst, facts.config.score_memory, facts.question) == ("facts", "once", "unknown")
     shared = methods("infinipot,snapkv,infinipot:pool=13", base, preset="paper")
-    assert [one.config.own("pool") for one in shared] == [0, 7, 13], "other methods have their own"
+    assert [one.policy.smoothing(60, "question")[0] for one in shared] == [0, 7, 13], "other methods have their own"
     assert method("infinipot", {**base, "novelty": 0.1}, preset="paper").config.novelty == 0.1
-    both = methods("infinipot,streaming,h2o", {**base, "persist": "once", "contrast": "unrelated"})
-    assert [(one.config.persist, one.config.contrast) for one in both] == [("once", "unrelated"), (None, None), (None, None)]
-    with pytest.raises(ValueError, match="contrast='unrelated' goes by the catalyst's attention"):
+    both = methods("infinipot,streaming,h2o", {**base, "score_memory": "once", "contrast": "unrelated"})
+    assert [(one.policy.score_memory, one.policy.contrast) for one in both] == [("once", "unrelated"), (0.0, None), (0.0, None)]
+    with pytest.raises(TypeError, match="policy 'streaming' has no option 'contrast'"):
         method("streaming:contrast=unrelated", base)
-    with pytest.raises(ValueError, match="'infinipot:persist=twice': persist='twice' is not allowed"):
-        method("infinipot:persist=twice", base)
+    with pytest.raises(ValueError, match="'infinipot:score_memory=twice': score_memory='twice' is not allowed"):
+        method("infinipot:score_memory=twice", base)
     with pytest.raises(ValueError, match="unknown preset 'papr'"):
         method("infinipot:preset=papr", base)

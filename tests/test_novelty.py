@@ -10,7 +10,7 @@ from tiny import FAMILIES, make_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infinipot import PotConfig, Session
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.scoring.novelty import novelty
 
 
@@ -27,7 +27,7 @@ def test_equals_cross_entropy_of_stock(family: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("block", [1, 10, 96, 97, 1000])
 def test_blocks_do_not_matter(block: int) -> None:
-    host, hidden = Host(make_tiny("qwen2")), torch.randn(2, 9, 64)
+    host, hidden = ModelRunner(make_tiny("qwen2")), torch.randn(2, 9, 64)
     targets = torch.randint(0, 97, (2, 9))
     whole = F.cross_entropy(host.head(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(2, 9)
     assert_close("novelty", novelty(host.head, hidden, targets, 97, block), whole)
@@ -49,7 +49,7 @@ def test_scaled_and_capped_logits_are_the_models_own() -> None:
     for config in configs:
         torch.manual_seed(0)
         model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        host = Host(model)
+        host = ModelRunner(model)
         with torch.no_grad():
             hidden, logits = model.base_model(ids).last_hidden_state, model(ids).logits
         assert_close(type(config).__name__, host.head(hidden), logits, 1e-6)

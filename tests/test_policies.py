@@ -27,12 +27,12 @@ def observation(entries: int = 40, **options) -> Observation:
     keys = torch.randn(1, 2, entries, 8, generator=random)
     novelty, scores = torch.rand(1, 2, entries, generator=random), torch.rand(1, 2, entries, generator=random)
     index = torch.arange(entries).expand(1, 2, -1)
-    options = {"share": 0.5, "sinks": 2, "recent": 3, "pool": 0, "pool_kind": "avg", **options}
+    options = {"sinks": 2, "recent": 3, "pool": 0, "pool_mode": "avg", **options}
     attention = dict.fromkeys(("catalyst", "received", "newest", "replay"), scores)
     return Observation(keys=keys, values=keys, rotated=keys.flip(-1), index=index, novelty=novelty, **attention, **options)
 
 
-@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.reads == "pot"])
+@pytest.mark.parametrize("name", [name for name, policy in POLICIES.items() if policy.bounded])
 @pytest.mark.parametrize("budget", [5, 6, 17, 40])
 def test_every_policy_keeps_the_budget_in_text_order(name: str, budget: int) -> None:
     seen = observation()
@@ -90,7 +90,7 @@ def test_random_differs_by_head_and_repeats() -> None:
 
 def test_full_is_stock_whatever_the_length() -> None:
     ids = random_ids(250)
-    session = Session(MODEL, None, PotConfig(pot_size=8, distill_to=4, policy="full", chunk_tokens=50))
+    session = Session(MODEL, None, PotConfig(policy="full", pot_size=8, distill_to=4, chunk_tokens=50))
     session.append(ids)
     assert session.stats.entries == 250
     assert_close("logits", session.logits, MODEL(torch.tensor([ids])).logits[:, -1])

@@ -8,7 +8,7 @@ from helpers import CATALYST, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
-from infinipot.cache.rope import Rotation, turn
+from infinipot.cache.rope import Rotation, rotate
 
 
 def naive(x: torch.Tensor, positions: list[int], inverse: torch.Tensor, style: str) -> torch.Tensor:
@@ -33,7 +33,7 @@ def test_turn_equals_naive(style: str, rotary: int) -> None:
     inverse = 1.0 / 10000 ** (torch.arange(0, rotary, 2).float() / rotary)
     positions = torch.tensor([0, 3, 1, 70, 9])
     angles = positions[:, None].float() * inverse
-    got = turn(x, angles.cos(), angles.sin(), style)
+    got = rotate(x, angles.cos(), angles.sin(), style)
     torch.testing.assert_close(got.double(), naive(x, positions.tolist(), inverse, style), atol=2e-5, rtol=0)
     assert torch.equal(got[..., rotary:], x[..., rotary:])
 

@@ -12,7 +12,7 @@ from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
 from infinipot.model.rope_probe import table_of
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 
 def test_hybrid_layers_keep_their_own_window() -> None:
@@ -70,14 +70,14 @@ def test_positions_in_a_window_start_again_unnoticed() -> None:
 )  # fmt: skip
 def test_refused_in_a_sentence(kind: str, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Host(build(kind, **options))
+        ModelRunner(build(kind, **options))
 
 
 def test_sine_before_cosine_is_refused() -> None:
     sizes = dict(vocab_size=97, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, n_positions=256)
     for model in (tf.GPTJForCausalLM(tf.GPTJConfig(**sizes)), tf.CodeGenForCausalLM(tf.CodeGenConfig(**sizes))):
         with pytest.raises(ValueError, match="sine before cosine|own attention"):  # the latter before transformers 5.24
-            Host(model.eval())
+            ModelRunner(model.eval())
 
 
 def text_part(kind: str, **options) -> dict:
@@ -124,7 +124,7 @@ def test_pictures_are_refused_not_left_out_in_silence() -> None:
 def test_encoder_decoder_is_refused() -> None:
     config = tf.T5Config(vocab_size=97, d_model=32, d_ff=64, num_layers=1, num_heads=2, d_kv=16)
     with pytest.raises(ValueError, match="encoder-decoder"):
-        Host(tf.T5ForConditionalGeneration(config))
+        ModelRunner(tf.T5ForConditionalGeneration(config))
 
 
 def test_dynamic_frequencies_are_pinned_to_the_pot() -> None:
@@ -132,7 +132,7 @@ def test_dynamic_frequencies_are_pinned_to_the_pot() -> None:
     read before, however long, changes what a pot of a given size does."""
     dynamic = dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4), max_position_embeddings=64)
     model, ids = build("llama", **dynamic), torch.tensor([random_ids(30)])
-    before, host = model(ids).logits, Host(model)
+    before, host = model(ids).logits, ModelRunner(model)
     for size in (200, 80):
         session = Session(host, None, PotConfig(pot_size=size, distill_to=size // 2))
         session.append(random_ids(600), question=CATALYST)
@@ -147,7 +147,7 @@ def test_dynamic_frequencies_are_pinned_to_the_pot() -> None:
 def test_a_dispatched_rotary_module_is_asked_where_it_is_needed() -> None:
     """accelerate's hook sends a module's inputs to the module's own device; positions are asked for on every layer's."""
     model = make_tiny("llama")
-    plain = Host(model).rotations[0].table(torch.arange(9))
+    plain = ModelRunner(model).rotations[0].table(torch.arange(9))
     add_hook_to_module(model.model.rotary_emb, hook := AlignDevicesHook(execution_device="cpu"))
     hook.execution_device = "meta"  # stands for another device
     asked = table_of(model.model.rotary_emb, (torch.zeros(1, 1, 64), torch.arange(4)[None]), {})(torch.arange(9))

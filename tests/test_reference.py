@@ -15,7 +15,7 @@ OPTIONS = {
     "both": {"novelty": 0.5},
     "nuc": {"novelty": 1.0},
     "average pool": {"novelty": 0.25, "pool": 7},
-    "max pool, group max": {"novelty": 0.5, "pool": 5, "pool_kind": "max", "gqa": "max"},
+    "max pool, group max": {"novelty": 0.5, "pool": 5, "pool_mode": "max", "gqa": "max"},
     "group sum, sinks, recent": {"novelty": 0.5, "gqa": "sum", "sinks": 2, "recent": 3},
     "positions grow": {"novelty": 0.5, "context_reset": False},
 }

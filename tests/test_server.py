@@ -290,7 +290,7 @@ def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
     host.spare = spare = (object(), object())
     listening = RecordingHost(host)
     assert (listening.unrecordable, listening.spare) == (True, None)
-    assert (host.unrecordable, host.spare) == (False, spare)
+    assert (graphs.unrecordable, graphs.spare) == (False, spare)
 
 
 def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:

@@ -20,23 +20,23 @@ from live import live, tiny
 
 from infinipot import Session, pot_file
 from infinipot.cli import main
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 
 
 def test_out_of_memory_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = Host.read
+    read = ModelRunner.read
     trouble: list[Exception] = []
 
-    def short(self: Host, ids: torch.Tensor, *args: Any) -> torch.Tensor:
+    def short(self: ModelRunner, ids: torch.Tensor, *args: Any) -> torch.Tensor:
         if trouble:
             raise trouble.pop()
         return read(self, ids, *args)
 
     with live() as here:
         expected = here.chat("Hello").choices[0].message.content
-        monkeypatch.setattr(Host, "read", short)
+        monkeypatch.setattr(ModelRunner, "read", short)
         messages = [{"role": "user", "content": "Hello"}]
         for problem, status, code in (
             (torch.OutOfMemoryError("CUDA out of memory"), 503, "out_of_memory"),
@@ -342,16 +342,16 @@ def test_a_failing_engine_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_one_of_several_answers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are made together; the one that cannot be made takes no other with it."""
-    read = Host.read
+    read = ModelRunner.read
 
-    def short(self: Host, ids: torch.Tensor, pots: Any, *args: Any) -> torch.Tensor:
+    def short(self: ModelRunner, ids: torch.Tensor, pots: Any, *args: Any) -> torch.Tensor:
         if any(pot.size == 200 and pot.tokens_read > 30 for pot in pots):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return read(self, ids, pots, *args)
 
     with live() as here:
         expected = here.chat("Hello", max_tokens=40).choices[0].message.content
-        monkeypatch.setattr(Host, "read", short)
+        monkeypatch.setattr(ModelRunner, "read", short)
         replies: list[Any] = [None, None, None]
 
         def ask(number: int, **options: Any) -> None:

@@ -8,7 +8,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 MODEL = make_tiny("llama")
 TEXT = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
@@ -225,7 +225,7 @@ def test_a_session_without_a_tokenizer() -> None:
     assert one.stats.peak_entries <= 64
 
 
-CATALYSTS = ("general", "general-1", "general-2", "facts", "unrelated", "plain", "question", "List every name and number.")
+CATALYSTS = ("general", "facts", "unrelated", "plain", "question", "List every name and number.")
 
 
 @pytest.mark.parametrize("catalyst", CATALYSTS)
@@ -241,13 +241,13 @@ def test_the_catalyst_ends_in_a_begun_answer() -> None:
     def catalyst(**options) -> str:
         one = session(PotConfig(pot_size=300, distill_to=60, **options))
         one.append(TEXT, question="Who?")
-        return one.tokenizer.decode(one._reader.usual[0])
+        return one.tokenizer.decode(one._reader.last_catalyst[0])
 
     plain = catalyst()
     assert "Who?" in plain
-    assert catalyst(begun="It was ") == plain + "It was "
+    assert catalyst(answer_prefix="It was ") == plain + "It was "
     assert catalyst(catalyst="facts").endswith("1. ")
-    assert not catalyst(catalyst="facts", begun="").endswith("1. ")
+    assert not catalyst(catalyst="facts", answer_prefix="").endswith("1. ")
 
 
 def test_no_chat_template() -> None:
@@ -261,16 +261,16 @@ def test_no_chat_template() -> None:
 
 def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the pieces it comes in: what runs for one length of chunk is kept for the next, so memory does not creep."""
-    host, tokenizer = Host(make_tiny("llama")), make_tokenizer()
+    host, tokenizer = ModelRunner(make_tiny("llama")), make_tokenizer()
     text = "The keeper wrote down every ship that passed, and what the weather was. " * 60
     lengths, sessions = [], []
-    original = Host.read
+    original = ModelRunner.read
 
     def noted(self, ids, pots, observe=None):
         lengths[-1].append(ids.shape[1])
         return original(self, ids, pots, observe)
 
-    monkeypatch.setattr(Host, "read", noted)
+    monkeypatch.setattr(ModelRunner, "read", noted)
     for pieces in ([text], [text[i : i + 31] for i in range(0, len(text), 31)]):
         session = Session(host, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64))
         lengths.append([])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import CATALYST, assert_close, kept, random_ids
+from helpers import CATALYST, assert_close, config_for, kept, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
@@ -61,10 +61,10 @@ def test_near_the_model_and_independent_of_chunks(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "int8", "fp8"])
-@pytest.mark.parametrize(("policy", "persist"), [("infinipot", 0.8), ("infinipot", "once"), ("h2o", 0.8), ("snapkv", 0.8), ("kvzip", 0.8)])
-def test_files_and_forks_go_on_alike(kind: str | None, policy: str, persist: float | str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "memory"), [("infinipot", 0.8), ("infinipot", "once"), ("h2o", 0.8), ("snapkv", 0.8), ("kvzip", 0.8)])
+def test_files_and_forks_go_on_alike(kind: str | None, policy: str, memory: float | str, tmp_path: Path) -> None:
     """What a policy remembers of attention and of past scores is in the file, too."""
-    config = PotConfig(pot_size=64, distill_to=32, pot_dtype=kind, policy=policy, catalyst="question", window=5, persist=persist)
+    config = config_for(policy, pot_size=64, distill_to=32, pot_dtype=kind, catalyst="question", window=5, score_memory=memory)
     session = Session(MODEL, None, config)
     session.append(random_ids(150), question=CATALYST)
     session.save(tmp_path / "pot")

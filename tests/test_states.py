@@ -11,15 +11,16 @@ from families import FAMILIES
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 
 from infinipot import PotConfig, Session
-from infinipot.model.runner import Host
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.model.runner import ModelRunner
 
 CARRYING = ["Qwen3-Next", "Falcon-H1", "LFM2", "Nemotron-H"]
 SMALL = PotConfig(pot_size=40, distill_to=16, chunk_tokens=9)
 
 
 @cache
-def host(name: str) -> Host:
-    return Host(FAMILIES[name].build())
+def host(name: str) -> ModelRunner:
+    return ModelRunner(FAMILIES[name].build())
 
 
 def reading(name: str, count: int = 90) -> Session:
@@ -55,12 +56,11 @@ def test_asking_leaves_the_state_as_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", CARRYING)
 def test_a_distillation_leaves_the_state_as_it_was(name: str) -> None:
     """The catalyst is read, and leaves no trace in the state; nor does a choice of survivors."""
-    from infinipot.engine import distill
 
     session = reading(name, 35)
     before = states(session)
     assert session.stats.distillations == 0
-    distill.distill(session.host, session.pot, SMALL, torch.tensor([CATALYST]))
+    session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
     assert session.stats.entries == 16
     assert_same(states(session), before)
 
@@ -106,5 +106,5 @@ def test_begun_in_inference_mode_goes_on_outside() -> None:
 
 
 def test_a_state_is_never_part_of_a_recording() -> None:
-    assert host("Falcon-H1").unrecordable
-    assert not Host(FAMILIES["Llama-3"].build()).unrecordable
+    assert graph_cache(host("Falcon-H1")).unrecordable
+    assert not graph_cache(ModelRunner(FAMILIES["Llama-3"].build())).unrecordable

@@ -13,7 +13,7 @@ from test_longbench import data, row  # noqa: F401 (data is a fixture)
 from infinipot.cli import main
 from infinipot.eval.methods import method, methods
 from infinipot.eval.runner import Model, Replica
-from infinipot.eval.studies import STUDIES
+from infinipot.eval.studies import PROMPTS, STUDIES
 from infinipot.eval.tasks import hops, kept
 from infinipot.eval.tasks.longbench import prompt_ids
 from infinipot.eval.teacher_forcing import open_session
@@ -108,8 +108,8 @@ def test_kept_units_count_what_the_pot_holds(tiny: Model, replica: Replica) -> N
 
 def test_studies_name_methods_that_exist() -> None:
     for study in STUDIES.values():
-        some = methods(study.policies, {})
-        assert len({(one.config.policy, json.dumps(one.options)) for one in some}) == len(some)
+        some = methods(study.policies, {}, prompts=PROMPTS)
+        assert len({(one.policy.name, json.dumps(one.options)) for one in some}) == len(some)
         assert study.against is None or study.against in [one.label for one in some]
     assert method("infinipot:novelty=0:context_reset=false", {}).config.context_reset is False
 

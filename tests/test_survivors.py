@@ -27,7 +27,7 @@ def data_of(text: str) -> Any:
     return json.loads(found[1])
 
 
-@pytest.mark.parametrize("label", ["infinipot", "streaming", "infinipot:layer_budget=pyramid", "full"])
+@pytest.mark.parametrize("label", ["infinipot", "streaming", "infinipot:layer_budget=[3, 1]", "full"])
 def test_the_page_shows_what_the_pot_holds(replica: Replica, label: str) -> None:
     one = method(label, POT)
     seen = look(replica, "tiny", one, TEXT, "Who?", max_tokens=4)

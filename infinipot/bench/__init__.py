@@ -1,1 +1,1 @@
-"""What reading in a pot costs, beside stock transformers on the same model and text."""
+"""Speed and memory of reading into a pot, compared with stock transformers on the same text."""

@@ -12,15 +12,17 @@ from infinipot.bench.measure import cost_s
 from infinipot.bench.reading import read, simple
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine import distill
-from infinipot.engine.observe import catalyst_look, observe, reserve, watching
-from infinipot.model.runner import Host
-from infinipot.policies import POLICIES
+from infinipot.engine.distill import Distiller, take
+from infinipot.engine.observe import observe, watching
+from infinipot.engine.plan import Plan
+from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import Scoring
 from infinipot.session import Session
 
 
-def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> dict[str, Any]:
+def parts(
+    host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float
+) -> dict[str, Any]:
     """Seconds of each part between two distillations, and its share of the time in which what lies
     between them is read.
 
@@ -29,14 +31,14 @@ def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> 
     novelty: NuC of the text. What a policy has not is left out.
     """
     session = ready(host, config, ids)
-    config = session._reader.config
-    catalyst = session._reader.usual
-    between = config.pot_size - config.survivors - reserve(config, catalyst)
+    plan = session._reader.plan
+    catalyst = session._reader.last_catalyst
+    between = plan.pot_size - plan.distill_to - plan.reserve(catalyst)
     seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(
         session, ids
     )
-    if "novelty" in session._reader.needs and session.pot.hidden is not None:
-        states = session.pot.hidden.expand(1, min(config.chunk, between), -1).contiguous()
+    if session._reader.score_novelty and session.pot.hidden is not None:
+        states = session.pot.hidden.expand(1, min(plan.chunk_tokens, between), -1).contiguous()
         targets = torch.tensor([ids[: states.shape[1]]], device=host.device)
         seconds["novelty"] = (
             cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
@@ -50,29 +52,29 @@ def parts(host: Host, config: PotConfig, ids: list[int], prefill_tps: float) -> 
     }
 
 
-def ready(host: Host, config: PotConfig, ids: list[int]) -> Session:
+def ready(host: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
     """A session that has distilled and read on until one more chunk fills its pot."""
     session, _ = read(host, config, ids[: config.pot_size + 1])
     reader = session._reader
     spare = room(session) - last(session)
     if spare < 0:  # beyond the next distillation
-        reader.read(ids[: room(session) + 1], reader.usual)
+        reader.read(ids[: room(session) + 1], reader.last_catalyst)
         spare = room(session) - last(session)
-    reader.read(ids[:spare], reader.usual)
+    reader.read(ids[:spare], reader.last_catalyst)
     return session
 
 
 def room(session: Session) -> int:
-    return int(session.pot.room) - reserve(session.config, session._reader.usual)
+    return int(session.pot.room) - session._reader.plan.reserve(session._reader.last_catalyst)
 
 
 def last(session: Session) -> int:
     """Tokens of the chunk that fills the pot: a whole one, or all that is read between two
     distillations but the one that caused the first."""
-    config = session._reader.config
+    plan = session._reader.plan
     return min(
-        config.chunk,
-        config.pot_size - config.survivors - reserve(config, session._reader.usual) - 1,
+        plan.chunk_tokens,
+        plan.pot_size - plan.distill_to - plan.reserve(session._reader.last_catalyst) - 1,
     )
 
 
@@ -80,9 +82,7 @@ def filled(session: Session, ids: list[int]) -> Pot:
     """A twin of a session's pot that is full."""
     reader = session._reader
     twin = session.pot.copy()
-    distill.take(
-        session.host, [twin], reader.tensor(ids[: room(session)]), ["novelty" in reader.needs]
-    )
+    take(session.host, [twin], reader.tensor(ids[: room(session)]), [reader.score_novelty])
     return twin
 
 
@@ -90,12 +90,12 @@ def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
     """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else
     by itself."""
     host = session.host
-    config = session._reader.config
-    catalyst = session._reader.usual
-    if catalyst is None or "catalyst" not in POLICIES[config.policy]().needs(config.novelty):
+    distiller = session._reader.distiller
+    catalyst = session._reader.last_catalyst
+    if catalyst is None or "catalyst" not in distiller.plan.needs:
         return {}
-    look, unseeing = catalyst_look(config, catalyst.shape[1])
-    if not distill.rides(session.pot, config, catalyst):
+    look, unseeing = distiller.watcher.look(catalyst)
+    if not distiller.can_append_catalyst(session.pot, catalyst):
         full = filled(session, ids)
         forward, whole = (
             cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look)
@@ -103,22 +103,22 @@ def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
         return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
-    def take(pot: Pot, rider: Tensor | None = None, look: Any = None) -> None:
-        distill.take(
+    def read(pot: Pot, suffix: Tensor | None = None, look: Any = None) -> None:
+        take(
             host,
             [pot],
             chunk,
             [False],
-            rider,
+            suffix,
             None if look is None else watching({}, look, unseeing),
         )
 
     alone, forward, whole = (
         cost_s(work, lambda: (session.pot.copy(),))
         for work in (
-            take,
-            partial(take, rider=catalyst, look=blind),
-            partial(take, rider=catalyst, look=look),
+            read,
+            partial(read, suffix=catalyst, look=blind),
+            partial(read, suffix=catalyst, look=look),
         )
     )
     return {"catalyst_forward": forward - alone, "scores": whole - forward}
@@ -132,18 +132,15 @@ def blind(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
     """Seconds to select and to compact, what the catalyst saw being known."""
     host = session.host
-    config = session._reader.config
-    catalyst = session._reader.usual
+    distiller = session._reader.distiller
+    catalyst = session._reader.last_catalyst
     full = filled(session, ids)
-    ridden = None
-    if catalyst is not None and distill.rides(session.pot, config, catalyst):
-        ridden = observe(host, full, catalyst, *catalyst_look(config, catalyst.shape[1]))
-    whole = cost_s(
-        lambda pot: distill.distill(host, pot, config, catalyst, ridden), lambda: (full.copy(),)
-    )
-    compaction = cost_s(
-        lambda pot: distill.distill(host, pot, simple(config), None), lambda: (full.copy(),)
-    )
-    if ridden is None and catalyst is not None:
+    prescored = None
+    if catalyst is not None and distiller.can_append_catalyst(session.pot, catalyst):
+        prescored = observe(host, full, catalyst, *distiller.watcher.look(catalyst))
+    newest = Distiller(host, Plan.of(simple(session._reader.config), len(distiller.plan.layers)))
+    whole = cost_s(lambda pot: distiller.distill(pot, catalyst, prescored), lambda: (full.copy(),))
+    compaction = cost_s(lambda pot: newest.distill(pot, None), lambda: (full.copy(),))
+    if prescored is None and catalyst is not None:
         whole -= sum(catalyst_s(session, ids).values())
     return {"selection": whole - compaction, "compaction": compaction}

@@ -1,4 +1,4 @@
-"""The whole benchmark: every length in a pot and, beside it in the same run, by stock transformers."""
+"""The whole benchmark: every length in a pot and, in the same run, by stock transformers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infinipot.bench import reading, stock
 from infinipot.bench.breakdown import parts
 from infinipot.config import PotConfig
 from infinipot.machine import machine
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 
 RATIOS = (
     "prefill_tps",
@@ -28,12 +28,18 @@ RATIOS = (
     "kv_bytes",
 )
 Say = Callable[[str], None]
+"""Shows a line of progress."""
+Run = Callable[[], dict[str, Any]]
+"""One measurement of one kind at one length."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to measure. rounds: how often each row, at most; a row is not repeated once it took
-    `patience_s` seconds in all."""
+    """What to measure.
+
+    rounds: most repetitions of a row. patience_s: a row that has taken this many seconds in total
+    is not repeated.
+    """
 
     lengths: tuple[int, ...]
     stock: bool = False
@@ -46,34 +52,39 @@ class Task:
 def compare(
     name: str, model: PreTrainedModel, config: PotConfig, task: Task, say: Say
 ) -> dict[str, Any]:
-    """All rows, the parts of reading, and the ratios, as one document. The text is random ids, the
-    same for all."""
-    host = Host(model)
+    """All rows, the parts of reading, and the ratios, as one document.
+
+    Every row reads a prefix of the same random token ids.
+    """
+    host = ModelRunner(model)
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(host.vocabulary, (max(task.lengths),), generator=random).tolist()
     say("warming up")
     warm_up(host, config, ids, task)
     rows = list(measure(host, config, ids, task, say))
-    say("the parts of reading")
-    longest = next(row for row in reversed(rows) if row["what"] == "pot")
     return {
         "benchmark": "bench",
         "machine": machine(),
         "model": described(name, model),
-        "config": {
-            field.name: value
-            for field in dataclasses.fields(config)
-            if (value := getattr(config, field.name)) != field.default
-        },
+        "config": config.changed,
         "pot_size": config.pot_size,
         "distill_to": config.survivors,
         "task": dataclasses.asdict(task),
         "rows": rows,
         "ratios": ratios(rows),
-        "parts": parts(host, config, ids, longest["prefill_tps"])
-        if longest["distillations"]
-        else None,
+        "parts": parts_of_longest(host, config, ids, rows, say),
     }
+
+
+def parts_of_longest(
+    host: ModelRunner, config: PotConfig, ids: list[int], rows: list[dict[str, Any]], say: Say
+) -> dict[str, Any] | None:
+    """The parts of reading the longest text; None if it was never distilled."""
+    longest = next(row for row in reversed(rows) if row["what"] == "pot")
+    if not longest["distillations"]:
+        return None
+    say("the parts of reading")
+    return parts(host, config, ids, longest["prefill_tps"])
 
 
 def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
@@ -87,28 +98,31 @@ def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def warm_up(host: Host, config: PotConfig, ids: list[int], task: Task) -> None:
-    """Run everything once, on a text that is distilled several times if the longest is; compilers,
-    allocators and recordings have then done their first work."""
+def warm_up(host: ModelRunner, config: PotConfig, ids: list[int], task: Task) -> None:
+    """Run everything once before the measurement.
+
+    Compilers, allocators and CUDA graphs do their first work here. The text is distilled several
+    times if the longest one is.
+    """
     reading.measured(host, config, ids[: 4 * config.pot_size], task.batch, 8)
     if task.stock:
         stock.measured(host.model, ids[:512], task.batch, 8)
 
 
 def measure(
-    host: Host, config: PotConfig, ids: list[int], task: Task, say: Say
+    host: ModelRunner, config: PotConfig, ids: list[int], task: Task, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """A row for the pot and one for stock a length, of medians over rounds in which the two take
-    turns.
+    """For each length one row for the pot and one for stock transformers.
 
-    Stock is not tried on longer texts once memory was used up. At one length (`taken_apart`) there
-    are two rows more: `no nuc`, the pot's reading speed without novelty, and `loop`, without
+    A row has medians over rounds. In a round, pot and stock run one after the other. After stock
+    runs out of memory, it is not tried at longer lengths. One length (`taken_apart`) has two more
+    rows: `no nuc`, the reading speed without novelty, and `loop`, the reading speed without
     catalyst and novelty.
     """
     died = False
     for length in sorted(task.lengths):
         text = ids[:length]
-        kinds: dict[str, Callable[[], dict[str, Any]]] = {
+        kinds: dict[str, Run] = {
             "pot": partial(reading.measured, host, config, text, task.batch, task.tokens)
         }
         if task.stock and not died:
@@ -116,69 +130,71 @@ def measure(
         if length == taken_apart(config, task):
             kinds["no nuc"] = partial(reading.without, host, config, text)
             kinds["loop"] = partial(reading.plain, host, config, text)
-        runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-        took = dict.fromkeys(kinds, 0.0)
-        for number in range(task.rounds):
-            for kind, run in kinds.items():
-                if took[kind] > task.patience_s or any(row.get("died") for row in runs[kind]):
-                    continue
-                say(f"{length:,} tokens, {kind}, round {number + 1}")
-                started = time.perf_counter()
-                runs[kind].append(run())
-                took[kind] += time.perf_counter() - started
-        for kind, found in runs.items():
-            row = {"length": length, "what": kind, **medians(found)}
+        for kind, runs in run_rounds(length, kinds, task, say).items():
+            row = {"length": length, "what": kind, **medians(runs)}
             died = died or (kind == "stock" and row.get("prefill_tps") is None)
             yield row
         if task.stock and "stock" not in kinds:
-            yield {
-                "length": length,
-                "what": "stock",
-                "died": "not tried: out of memory at a shorter length",
-            }
+            why = "not tried: out of memory at a shorter length"
+            yield {"length": length, "what": "stock", "died": why}
+
+
+def run_rounds(
+    length: int, kinds: dict[str, Run], task: Task, say: Say
+) -> dict[str, list[dict[str, Any]]]:
+    """The results of all rounds by kind. A kind stops when its time is up or it died."""
+    runs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    seconds = dict.fromkeys(kinds, 0.0)
+    for number in range(task.rounds):
+        for kind, run in kinds.items():
+            if seconds[kind] > task.patience_s or any(row.get("died") for row in runs[kind]):
+                continue
+            say(f"{length:,} tokens, {kind}, round {number + 1}")
+            start = time.perf_counter()
+            runs[kind].append(run())
+            seconds[kind] += time.perf_counter() - start
+    return runs
 
 
 def taken_apart(config: PotConfig, task: Task) -> int | None:
-    """The longest text of no more than eight pots, else the shortest that is distilled, if there is
-    one."""
-    distilled = [length for length in sorted(task.lengths) if length > config.pot_size]
-    return max(
-        (length for length in distilled if length <= 8 * config.pot_size),
-        default=distilled[0] if distilled else None,
-    )
+    """The length at which the parts of reading are measured too.
+
+    It is the longest text of at most eight pots that is distilled, otherwise the shortest text that
+    is distilled, otherwise None.
+    """
+    lengths = [length for length in sorted(task.lengths) if length > config.pot_size]
+    short = [length for length in lengths if length <= 8 * config.pot_size]
+    return next(iter(short[-1:] + lengths), None)
 
 
-def medians(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each number its median over rounds; how many rounds there were, and all their reading
-    speeds."""
-    row: dict[str, Any] = {}
-    for name in found[0]:
-        values = [run[name] for run in found]
-        if all(isinstance(value, int) for value in values):
-            row[name] = statistics.median_low(values)  # bytes and counts stay whole
-        else:
-            if all(isinstance(value, float) for value in values):
-                row[name] = statistics.median(values)
-            else:
-                row[name] = values[-1]
-    return {**row, "rounds": [run["prefill_tps"] for run in found]}
+def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of every number over the rounds, and the reading speed of each round."""
+    row = {name: median([run[name] for run in runs]) for name in runs[0]}
+    return {**row, "rounds": [run["prefill_tps"] for run in runs]}
+
+
+def median(values: list[Any]) -> Any:
+    """Whole numbers (bytes, counts) stay whole. Of values that are not all numbers, the last."""
+    if all(isinstance(value, int) for value in values):
+        return statistics.median_low(values)
+    if all(isinstance(value, float) for value in values):
+        return statistics.median(values)
+    return values[-1]
 
 
 def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pot's numbers divided by stock's, a length each, where both are there and stock could
-    read the text."""
-    found = []
-    for pot in (row for row in rows if row["what"] == "pot"):
-        for other in (
-            row
-            for row in rows
-            if row["what"] == "stock" and row["length"] == pot["length"] and row.get("prefill_tps")
-        ):
-            pairs = {name: (pot.get(name), other.get(name)) for name in RATIOS}
-            found.append(
-                {
-                    "length": pot["length"],
-                    **{name: a / b for name, (a, b) in pairs.items() if a and b},
-                }
-            )
-    return found
+    """The pot's numbers divided by stock's, for each length that stock could read."""
+    stocks = [row for row in rows if row["what"] == "stock" and row.get("prefill_tps")]
+    return [
+        {"length": pot["length"], **ratio(pot, other)}
+        for pot in rows
+        if pot["what"] == "pot"
+        for other in stocks
+        if other["length"] == pot["length"]
+    ]
+
+
+def ratio(pot: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """The ratio of each number that both rows have."""
+    names = [name for name in RATIOS if pot.get(name) and other.get(name)]
+    return {name: pot[name] / other[name] for name in names}

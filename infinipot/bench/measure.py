@@ -1,4 +1,4 @@
-"""Seconds and bytes."""
+"""Measurement of time and memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def settle() -> None:
-    """Wait for all GPUs, and give back what nothing needs any more."""
+    """Wait for all GPUs, and return free memory to the system."""
     gc.collect()
     if torch.cuda.is_available():
         wait()
         torch.cuda.empty_cache()
-    # glibc keeps what is free; its next measurement would find it
+    # glibc keeps freed memory, which the next measurement would count
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
 
@@ -32,7 +32,7 @@ def wait() -> None:
 
 
 def clock() -> float:
-    """Now, in seconds, when all GPUs have done what they were given."""
+    """The time in seconds, after all GPUs have finished their work."""
     wait()
     return time.perf_counter()
 
@@ -40,37 +40,40 @@ def clock() -> float:
 def cost_s(
     work: Callable[..., Any], prepare: Callable[[], tuple[Any, ...]] = tuple, repeats: int = 5
 ) -> float:
-    """Seconds that a piece of work takes: on GPUs what its kernels do, without the gaps between
-    them, which a recording has not either; elsewhere the median by the clock. `prepare` makes its
-    arguments, untimed; one run warms up."""
+    """Seconds for `work`, as the median of several runs after one run to warm up.
+
+    On GPUs it is the time of the kernels without the gaps between them, because CUDA graphs have no
+    gaps. Elsewhere it is the time by the clock. `prepare` makes the arguments of each run and is
+    not timed.
+    """
     work(*prepare())
     if torch.cuda.is_available():
         return statistics.median(_kernels_s(work, prepare()) for _ in range(repeats))
     times = []
     for _ in range(repeats):
-        material = prepare()
-        started = clock()
-        work(*material)
-        times.append(clock() - started)
+        arguments = prepare()
+        start = clock()
+        work(*arguments)
+        times.append(clock() - start)
     return statistics.median(times)
 
 
-def _kernels_s(work: Callable[..., Any], material: tuple[Any, ...]) -> float:
+def _kernels_s(work: Callable[..., Any], arguments: tuple[Any, ...]) -> float:
     wait()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        work(*material)
+        work(*arguments)
         wait()
-    found = [
+    kernels = [
         event
         for event in profiler.key_averages()
         if event.device_type.name == "CUDA" and not event.is_user_annotation
     ]
-    return sum(event.self_device_time_total for event in found) / 1e6
+    return sum(event.self_device_time_total for event in kernels) / 1e6
 
 
 class Peak:
-    """bytes: the most memory at any moment. grew: how much that is beyond what was taken before.
-    None where the system cannot say."""
+    """bytes: the peak memory. grew: the peak less the memory before. None where the system does not
+    report memory."""
 
     bytes: int | None = None
     grew: int | None = None
@@ -78,29 +81,33 @@ class Peak:
 
 @contextmanager
 def peak(device: torch.device) -> Iterator[Peak]:
-    """Measures what is inside. On GPUs what torch allocated, all cards together; on a CPU (Linux)
-    the process's resident memory."""
-    seen = Peak()
+    """Measures the peak memory of the block.
+
+    On GPUs it is the memory that torch allocated, on all cards together. On a CPU (Linux) it is the
+    resident memory of the process.
+    """
+    most = Peak()
     settle()
     if device.type == "cuda":
         cards = range(torch.cuda.device_count())
         for card in cards:
             torch.cuda.reset_peak_memory_stats(card)
         before = sum(torch.cuda.memory_allocated(card) for card in cards)
-        yield seen
-        seen.bytes = sum(torch.cuda.max_memory_allocated(card) for card in cards)
-        seen.grew = seen.bytes - before
+        yield most
+        most.bytes = sum(torch.cuda.max_memory_allocated(card) for card in cards)
+        most.grew = most.bytes - before
         return
-    known = Path("/proc/self/clear_refs").exists()
-    if known:
-        # the peak begins anew (proc(5)), at what is resident now
-        Path("/proc/self/clear_refs").write_text("5")
+    reset = Path("/proc/self/clear_refs")
+    reports = reset.exists()
+    if reports:
+        reset.write_text("5")  # sets the peak to the resident memory of now, see proc(5)
         before = resident_peak()
-    yield seen
-    if known:
-        seen.bytes = resident_peak()
-        seen.grew = seen.bytes - before
+    yield most
+    if reports:
+        most.bytes = resident_peak()
+        most.grew = most.bytes - before
 
 
 def resident_peak() -> int:
+    """Bytes, from the line `VmHWM: N kB`."""
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from torch import Tensor
 
 from infinipot.bench.measure import clock, peak, settle
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Turn, together
-from infinipot.model.runner import Host
+from infinipot.engine.decode import Generation, together
+from infinipot.model.runner import ModelRunner
 from infinipot.session import Session
 
 CATALYST = 32
@@ -31,7 +30,7 @@ def pace(times: list[float], rows: int) -> float:
     return rows * (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
 
 
-def read(host: Host, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
+def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
     """A new session that has read ids, with the first ones of them for a question; reading speed,
     seconds to the first token."""
     session = Session(host, None, config)
@@ -48,14 +47,14 @@ def answer(session: Session, rows: int, tokens: int) -> float:
     readers = [session.fork()._reader for _ in range(rows)]
     options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
     turns = [
-        Turn(reader, [1 + number] * PROMPT, catalyst=reader.usual, **options)
+        Generation(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options)
         for number, reader in enumerate(readers)
     ]
     return pace([clock() for _ in together(turns)], rows)
 
 
 def measured(
-    host: Host, config: PotConfig, ids: list[int], batch: int, tokens: int
+    host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int
 ) -> dict[str, Any]:
     """One row of the table: a text read and answered into the pot, as the command line does; then
     the pace of an answer, and of `batch` together, each from a copy of the pot that its question
@@ -81,15 +80,13 @@ def measured(
     return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 
-def without(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def without(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same reading with novelty left out."""
     settle()
-    return {
-        "prefill_tps": read(host, dataclasses.replace(config, novelty=0.0), ids)[1]["prefill_tps"]
-    }
+    return {"prefill_tps": read(host, config.replace(novelty=0.0), ids)[1]["prefill_tps"]}
 
 
-def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def plain(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same loop without catalyst and novelty: the pot keeps the newest entries."""
     settle()
     return {"prefill_tps": read(host, simple(config), ids)[1]["prefill_tps"]}
@@ -97,6 +94,4 @@ def plain(host: Host, config: PotConfig, ids: list[int]) -> dict[str, Any]:
 
 def simple(config: PotConfig) -> PotConfig:
     """The same sizes with a policy that observes nothing."""
-    return dataclasses.replace(
-        config, policy="sliding_window", distill_to=config.survivors, catalyst=None
-    )
+    return config.replace(policy="sliding_window", distill_to=config.survivors)

@@ -1,5 +1,4 @@
-"""Models of a known shape with random weights: what something costs does not depend on what the
-weights say."""
+"""Models of a known shape with random weights. Speed and memory do not depend on the weights."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ SHAPES: dict[str, tuple[str, tuple[int, ...], float, bool]] = {
     "smollm2-135m-shape": ("llama", (576, 1536, 30, 9, 3, 49_152), 100_000.0, True),
     "tiny-shape": ("llama", (64, 128, 2, 4, 2, 1000), 10_000.0, True),
 }
-"""Architecture, its widths in the order above, the base of its rotary frequencies, whether input
-and output embeddings are one."""
+"""Name -> architecture, widths in the order of _WIDTHS, base of the rotary frequencies, and whether
+input and output embeddings are shared."""
 
 
 def shape_config(name: str) -> Any:
@@ -49,10 +48,10 @@ def shape_config(name: str) -> Any:
 def shaped(
     name: str, *, device: torch.device, dtype: torch.dtype = torch.bfloat16, spread: bool = False
 ) -> PreTrainedModel:
-    """A model of this shape, each weight made where it stays and in its own type: never a larger
-    copy of it.
+    """A model of this shape with random weights, in eval mode.
 
-    spread: its layers are shared out over all GPUs, evenly, and activations travel between them.
+    Every weight is created on its own device and in its own type, so there is never a larger copy.
+    spread: distribute the layers evenly over all GPUs.
     """
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)
@@ -65,17 +64,10 @@ def shaped(
         )
     generators: dict[torch.device, torch.Generator] = {}
     for label, weight in list(model.named_parameters()):
-        place = torch.device(
-            next(
-                where
-                for module, where in places.items()
-                if label == module or f"{label}.".startswith(_below(module))
-            )
-        )
+        place = _place(label, places)
         random = generators.setdefault(place, torch.Generator(place).manual_seed(0))
-        set_module_tensor_to_device(
-            model, label, place, value=_weight(label, weight, place, dtype, random)
-        )
+        value = _weight(label, weight, place, dtype, random)
+        set_module_tensor_to_device(model, label, place, value=value)
     model.tie_weights()
     if spread:
         model = dispatch_model(model, places)
@@ -84,16 +76,18 @@ def shaped(
     return model.eval()
 
 
-def _below(module: str) -> str:
-    if module:
-        return f"{module}."
-    return ""
+def _place(label: str, places: dict[str, Any]) -> torch.device:
+    """The device of a weight: that of its module, or of a module around it ("" is the model)."""
+    for module, device in places.items():
+        if module in ("", label) or label.startswith(f"{module}."):
+            return torch.device(device)
+    raise KeyError(label)
 
 
 def _weight(
     label: str, like: torch.Tensor, place: torch.device, dtype: torch.dtype, random: torch.Generator
 ) -> torch.Tensor:
-    """Normally distributed as at the start of a training; norms are 1, biases 0."""
+    """A normal distribution, as at the start of training. Norms are 1, biases are 0."""
     value = torch.empty(like.shape, dtype=dtype, device=place)
     if value.dim() == 1:
         return value.fill_(0.0 if label.endswith("bias") else 1.0)

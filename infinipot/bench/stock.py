@@ -1,5 +1,5 @@
-"""The same model without a pot: one forward pass over the whole text, then decoding on a cache that
-grows."""
+"""Measurements of the same model without a pot: one forward pass over the whole text, then decoding
+with a growing cache."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ from infinipot.bench.reading import PROMPT, pace
 from infinipot.compat import cache_argument
 from infinipot.machine import out_of_memory
 
+NUMBERS = (
+    "prefill_tps",
+    "first_token_s",
+    "decode_tps",
+    "batch_tps",
+    "kv_bytes",
+    "batch_peak_bytes",
+    "died",
+)
+
 
 @torch.no_grad()
 def forward(model: PreTrainedModel, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-    """ids [B, T] -> the next tokens [B, 1], greedily, and the cache."""
+    """ids [B, T] -> the most likely next tokens [B, 1], and the cache."""
     if cache is None:
-        given = {}
+        options = {}
     else:
-        given = {cache_argument(model): cache}
-    output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **given)
+        options = {cache_argument(model): cache}
+    output = model(input_ids=ids, use_cache=True, logits_to_keep=1, **options)
     return output.logits[:, -1:].argmax(dim=-1), output.past_key_values
 
 
 def answer(model: PreTrainedModel, cache: Any, rows: int, tokens: int) -> float:
-    """Tokens a second of `rows` answers decoded together, with the same prompts as on a pot."""
+    """Tokens per second of `rows` answers, decoded together, with the same prompts as in a pot."""
     device = model.get_input_embeddings().weight.device
-    said, cache = forward(
-        model, torch.tensor([[1 + number] * PROMPT for number in range(rows)], device=device), cache
-    )
+    prompts = torch.tensor([[1 + number] * PROMPT for number in range(rows)], device=device)
+    token, cache = forward(model, prompts, cache)
     times = [clock()]
     for _ in range(tokens - 1):
-        said, cache = forward(model, said, cache)
-        said.tolist()  # as an application does, which shows each token
+        token, cache = forward(model, token, cache)
+        token.tolist()  # an application shows each token
         times.append(clock())
     return pace(times, rows)
 
 
 def read(model: PreTrainedModel, ids: Tensor, row: dict[str, Any]) -> Any:
-    """One forward pass over ids [1, T]; returns the cache and notes speed, seconds to the first
-    token, and the cache's bytes."""
-    started = clock()
-    said, cache = forward(model, ids)
-    read_s = clock() - started
-    said.tolist()
-    row |= {"prefill_tps": ids.shape[1] / read_s, "first_token_s": clock() - started}
+    """The cache after one forward pass. Writes speed, time and size of the cache into `row`."""
+    start = clock()
+    token, cache = forward(model, ids)
+    read_s = clock() - start
+    token.tolist()
+    row |= {"prefill_tps": ids.shape[1] / read_s, "first_token_s": clock() - start}
     row["kv_bytes"] = sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
     return cache
 
 
 def measured(model: PreTrainedModel, ids: list[int], batch: int, tokens: int) -> dict[str, Any]:
-    """One row of the table, as `reading.measured`. Where memory was used up, `died` says at what,
-    and what came before it is there."""
-    row: dict[str, Any] = dict.fromkeys(
-        (
-            "prefill_tps",
-            "first_token_s",
-            "decode_tps",
-            "batch_tps",
-            "kv_bytes",
-            "batch_peak_bytes",
-            "died",
-        )
-    )
-    given = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
+    """One row of the table, as `reading.measured`.
+
+    If memory runs out, `died` names the step, and the row has the numbers of the steps before it.
+    """
+    row: dict[str, Any] = dict.fromkeys(NUMBERS)
+    text = torch.tensor([ids], device=model.get_input_embeddings().weight.device)
     cache: Any = None
-    with peak(given.device) as most, surviving(row, "reading"):
-        cache = read(model, given, row)
+    with peak(text.device) as most, surviving(row, "reading"):
+        cache = read(model, text, row)
         row["decode_tps"] = answer(model, cache, 1, tokens)
     row |= {"peak_bytes": most.bytes, "grew_bytes": most.grew}
     if batch > 1 and not row["died"]:
-        with peak(given.device) as most, surviving(row, f"answering {batch} together"):
+        with peak(text.device) as most, surviving(row, f"answering {batch} together"):
             cache.batch_repeat_interleave(batch)
             row["batch_tps"] = answer(model, cache, batch, tokens)
         row["batch_peak_bytes"] = most.bytes
@@ -84,7 +84,7 @@ def measured(model: PreTrainedModel, ids: list[int], batch: int, tokens: int) ->
 
 @contextmanager
 def surviving(row: dict[str, Any], what: str) -> Iterator[None]:
-    """Out of memory inside is a result, not an error."""
+    """Write an out-of-memory error of the block into `row`, and continue."""
     try:
         yield
     except (RuntimeError, MemoryError) as problem:

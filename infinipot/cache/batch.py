@@ -1,4 +1,5 @@
-"""Several pots as one cache: each row of a batch attends to its own entries, and all else of a forward pass is shared.
+"""Several pots as one cache: each row of a batch attends to its own entries, and all else of a
+forward pass is shared.
 
 Nothing is padded: rows may differ in length, and a row's result is that of the row alone.
 """
@@ -14,7 +15,7 @@ from torch import Tensor
 from infinipot.compat import Cache, CacheLayerMixin
 
 
-class Passing(CacheLayerMixin):
+class PassthroughLayer(CacheLayerMixin):
     """Hands new keys and values on as they are: whoever attends has entries of its own to look at."""
 
     is_compileable = is_croppable = is_sliding = False
@@ -24,7 +25,9 @@ class Passing(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -37,35 +40,54 @@ class Passing(CacheLayerMixin):
         return -1
 
 
-class Rows(Passing):
-    """The same layer of several pots. `seen` holds, row by row, what attention reads: rotated keys and values."""
+class BatchedLayer(PassthroughLayer):
+    """The same layer of several pots. `entries` holds, row by row, what attention reads: rotated
+    keys and values."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
-        self.layers, self.is_sliding = layers, layers[0].is_sliding
-        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.layers = layers
+        self.is_sliding = layers[0].is_sliding
+        self.entries: list[tuple[Tensor, Tensor]] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for `seen`, which attention takes instead."""
-        rows = zip(self.layers, key_states.split(1), value_states.split(1), turned(self.layers, key_states, 0), strict=True)
-        self.seen = [layer.update(key, value, turned=ready) for layer, key, value, ready in rows]
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for
+        `entries`, which attention takes instead."""
+        rows = zip(
+            self.layers,
+            key_states.split(1),
+            value_states.split(1),
+            rotate_rows(self.layers, key_states, 0),
+            strict=True,
+        )
+        self.entries = [
+            layer.update(key, value, rotated=ready) for layer, key, value, ready in rows
+        ]
         return key_states, value_states
 
     def get_seq_length(self) -> int:
         return max(layer.get_seq_length() for layer in self.layers)
 
 
-class Together(Cache):
+class BatchedCache(Cache):
     """What a model is given as its cache while it reads a row into each of several pots."""
 
     def __init__(self, pots: Sequence[Any]) -> None:
-        super().__init__(layers=[Rows(layers) for layers in zip(*(pot.layers for pot in pots), strict=True)])
+        super().__init__(
+            layers=[
+                BatchedLayer(layers) for layers in zip(*(pot.layers for pot in pots), strict=True)
+            ]
+        )
 
 
-def turned(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor | None]:
-    """x [B, heads, 1, D], a vector for each pot's layer, turned in one go to the place of its next entry, less `ahead`: [1, heads, 1, D] each.
+def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor | None]:
+    """x [B, heads, 1, D], a vector for each pot's layer, rotated in one go to the place of its next
+    entry, less `ahead`: [1, heads, 1, D] each.
 
-    None each where every layer must turn its own: several vectors, or layers that do not turn alike.
+    None each where every layer must rotate its own: several vectors, or layers that do not rotate
+    alike.
     """
     first = layers[0]
     if x.shape[2] > 1 or not all(_alike(first, layer) for layer in layers):
@@ -75,7 +97,10 @@ def turned(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor | No
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether both layers turn what stands in one slot alike: by slot, and by equal tables."""
-    if not all(x.window is None and x.is_initialized and x.reset and x.size and x.rotation is not None for x in (one, other)):
+    """Whether both layers rotate what stands in one slot alike: by slot, and by equal tables."""
+    if not all(
+        x.window is None and x.is_initialized and x.reset and x.size and x.rotation is not None
+        for x in (one, other)
+    ):
         return False
     return len(one.rotation.tables[one.device][0]) == len(other.rotation.tables[other.device][0])

@@ -1,7 +1,9 @@
-"""Layers that carry a state from token to token (state-space, linear attention, short convolutions): their memory is fixed as it is.
+"""Layers that carry a state from token to token (state-space, linear attention, short
+convolutions): their memory is fixed as it is.
 
-The pot leaves such a layer alone; it only sees to it that the state goes back when the pot does (the catalyst leaves no trace in it), and along
-when the pot is copied or saved. A layer may carry a state and attend as well (Falcon-H1): then the pot holds its entries.
+The pot leaves such a layer alone; it only sees to it that the state goes back when the pot does
+(the catalyst leaves no trace in it), and along when the pot is copied or saved. A layer may carry a
+state and attend as well (Falcon-H1): then the pot holds its entries.
 """
 
 from __future__ import annotations
@@ -18,14 +20,23 @@ from infinipot.cache.sliding import WindowLayer
 from infinipot.compat import LinearAttentionLayer
 
 TENSORS = ("conv_states", "recurrent_states")
-FIELDS = (*TENSORS, "is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size")
+FIELDS = (
+    *TENSORS,
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+    "conv_kernel_size",
+)
 """What transformers' layer knows, each a dict by the state's number."""
 
 
-def cloned(fields: dict[str, Any]) -> dict[str, dict[int, Any]]:
+def clone_fields(fields: dict[str, Any]) -> dict[str, dict[int, Any]]:
     """An independent copy of all that is known of states: models write into the tensors themselves."""
     with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
-        return {name: {n: x.clone() if isinstance(x, Tensor) else x for n, x in fields[name].items()} for name in FIELDS}
+        return {
+            name: {n: x.clone() if isinstance(x, Tensor) else x for n, x in fields[name].items()}
+            for name in FIELDS
+        }
 
 
 class NoEntries:
@@ -34,6 +45,9 @@ class NoEntries:
     window = 0
     is_initialized = is_sliding = is_compileable = is_croppable = supports_early_init = False
     length = peak = position = width = 0
+
+    def note_peak(self, peak: int) -> None:
+        pass
 
     def mark(self) -> Any:
         return None
@@ -47,15 +61,18 @@ class NoEntries:
     def state(self) -> dict[str, Tensor]:
         return {}
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
+    def restore(
+        self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
+    ) -> None:
         pass
 
     def entry_bytes(self) -> int:
         return 0
 
 
-class Carrying:
-    """Beside what the layer may hold as entries, the state that transformers' own layer keeps, which models change in place."""
+class StateMixin:
+    """Beside what the layer may hold as entries, the state that transformers' own layer keeps,
+    which models change in place."""
 
     def __init__(self, states: int, *args: Any) -> None:
         super().__init__(*args)
@@ -70,23 +87,30 @@ class Carrying:
                 LinearAttentionLayer.lazy_initialization(self, **states)
 
     def mark(self) -> Any:
-        return cloned(vars(self)), super().mark()  # type: ignore[misc]
+        return clone_fields(vars(self)), super().mark()  # type: ignore[misc]
 
     def rollback(self, mark: Any) -> None:
         states, entries = mark
-        vars(self).update(cloned(states))
+        vars(self).update(clone_fields(states))
         super().rollback(entries)  # type: ignore[misc]
 
     def copy(self) -> Any:
         twin = super().copy()  # type: ignore[misc]
-        vars(twin).update(cloned(vars(self)))
+        vars(twin).update(clone_fields(vars(self)))
         return twin
 
     def state(self) -> dict[str, Tensor]:
-        carried = {f"{name}.{n}": x for name in TENSORS for n, x in getattr(self, name).items() if x is not None}
+        carried = {
+            f"{name}.{n}": x
+            for name in TENSORS
+            for n, x in getattr(self, name).items()
+            if x is not None
+        }
         return {**super().state(), **carried}  # type: ignore[misc]
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
+    def restore(
+        self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
+    ) -> None:
         super().restore(state, position, peak, dtype)  # type: ignore[misc]
         for name in TENSORS:
             for n in getattr(self, name):
@@ -100,22 +124,31 @@ class Carrying:
         return int(super().entry_bytes()) + sum(x.nbytes for x in states)  # type: ignore[misc]
 
 
-class StateLayer(Carrying, NoEntries, LinearAttentionLayer):
+class StateLayer(StateMixin, NoEntries, LinearAttentionLayer):
     """Carries a state, attends to nothing."""
 
 
-class StatePotLayer(Carrying, PotLayer, LinearAttentionLayer):
+class StatePotLayer(StateMixin, PotLayer, LinearAttentionLayer):
     """Carries a state and attends to all: the pot bounds its entries."""
 
 
-class StateWindowLayer(Carrying, WindowLayer, LinearAttentionLayer):
+class StateWindowLayer(StateMixin, WindowLayer, LinearAttentionLayer):
     """Carries a state and attends within its own window."""
 
 
-def new_layer(window: int | None, states: int, rotation: Rotation | None, size: int | None, *how: Any) -> Any:
-    """An empty layer. window: None for full attention, 0 for none at all. states: how many it carries. how: as for a PotLayer."""
+def new_layer(
+    window: int | None, states: int, rotation: Rotation | None, size: int | None, *how: Any
+) -> Any:
+    """An empty layer. window: None for full attention, 0 for none at all. states: how many it
+    carries. how: as for a PotLayer."""
     if window is None:
-        return StatePotLayer(states, size, rotation, *how) if states else PotLayer(size, rotation, *how)
+        if states:
+            return StatePotLayer(states, size, rotation, *how)
+        return PotLayer(size, rotation, *how)
     if window == 0:
-        return StateLayer(states) if states else NoEntries()
-    return StateWindowLayer(states, window, rotation) if states else WindowLayer(window, rotation)
+        if states:
+            return StateLayer(states)
+        return NoEntries()
+    if states:
+        return StateWindowLayer(states, window, rotation)
+    return WindowLayer(window, rotation)

@@ -1,8 +1,9 @@
 """CR-RoPE: positions that start again at 0 after every distillation (paper, section 3.5).
 
-Keys are stored as the model projects them, before rotary embedding. An entry is rotated by the *slot* it stands in, so after a
-distillation the survivors sit at positions 0 .. |C|-1 whatever their place in the text was. Turning the stored raw key anew, instead of
-turning an already rotated key a little further, is what keeps the error constant over any number of distillations.
+Keys are stored as the model projects them, before rotary embedding. An entry is rotated by the
+*slot* it stands in, so after a distillation the survivors sit at positions 0 .. |C|-1 whatever
+their place in the text was. Rotating the stored raw key anew, instead of rotating an already
+rotated key a little further, is what keeps the error constant over any number of distillations.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ Table = Callable[[Tensor], tuple[Tensor, Tensor]]
 """positions [N] -> (cos, sin), each [N, d/2] float32, the model's own scaling included."""
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
-    """Rotary embedding in float32. x [..., N, D]; cos, sin [N, d/2] with d <= D (the rest passes through) -> x's shape and dtype."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+    """Rotary embedding in float32. x [..., N, D]; cos, sin [N, d/2] with d <= D (the rest passes
+    through) -> x's shape and dtype."""
     d = 2 * cos.shape[-1]
-    turning = x[..., :d].float()
-    out = torch.empty_like(turning)
-    (a, b), (to_a, to_b) = _halves(turning, style), _halves(out, style)
-    sign = -1 if style == "half_reversed" else 1
+    rotating = x[..., :d].float()
+    out = torch.empty_like(rotating)
+    (a, b) = _halves(rotating, style)
+    (to_a, to_b) = _halves(out, style)
+    if style == "half_reversed":
+        sign = -1
+    else:
+        sign = 1
     torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-sign)
     torch.mul(b, cos, out=to_b).addcmul_(a, sin, value=sign)
-    turned = out.to(x.dtype)
-    return turned if d == x.shape[-1] else torch.cat((turned, x[..., d:]), dim=-1)
+    rotated = out.to(x.dtype)
+    if d == x.shape[-1]:
+        return rotated
+    return torch.cat((rotated, x[..., d:]), dim=-1)
 
 
 def _halves(x: Tensor, style: str) -> tuple[Tensor, Tensor]:
-    """The two numbers of each pair that turns, views of x."""
+    """The two numbers of each pair that rotates, views of x."""
     if style == "interleaved":
         return x[..., 0::2], x[..., 1::2]
     first, second = x.chunk(2, dim=-1)
@@ -44,7 +52,8 @@ def _halves(x: Tensor, style: str) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Rotation:
-    """How a layer turns its queries and keys. Layers that turn alike share one. Tables only grow, one per device."""
+    """How a layer rotates its queries and keys. Layers that rotate alike share one. Tables only
+    grow, one per device."""
 
     style: str
     table: Table
@@ -52,32 +61,36 @@ class Rotation:
     """By device: cos and sin of the positions covered, and these themselves."""
 
     def reserve(self, positions: int, device: torch.device) -> None:
-        """Cover positions 0 .. positions-1. Frequencies that depend on the length are thereby pinned to the longest asked for."""
+        """Cover positions 0 .. positions-1. Frequencies that depend on the length are thereby
+        pinned to the longest asked for."""
         if device not in self.tables or self.tables[device][0].shape[0] < positions:
             places = torch.arange(positions, device=device)
             cos, sin = self.table(places)
             self.tables[device] = (cos.contiguous(), sin.contiguous(), places)
 
     def slots(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x [B, heads, N, D], whose rows stand in slots start .. start+N-1 of a reserved range."""
-        return self._turned(x, slice(start, start + x.shape[-2]))
+        """Rotate x [B, heads, N, D], whose rows stand in slots start .. start+N-1 of a reserved
+        range."""
+        return self._rotate(x, slice(start, start + x.shape[-2]))
 
     def covered(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B, heads, N, D], whose rows stand at any positions [N] of a reserved range."""
-        return self._turned(x, positions)
+        return self._rotate(x, positions)
 
     def at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B, heads, N, D], whose rows stand at any positions [N]; the tables grow to cover them."""
+        """Rotate x [B, heads, N, D], whose rows stand at any positions [N]; the tables grow to
+        cover them."""
         self.reserve(int(positions.max()) + 1, x.device)
-        return self._turned(x, positions)
+        return self._rotate(x, positions)
 
-    def _turned(self, x: Tensor, where: slice | Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, where: slice | Tensor) -> Tensor:
         cos, sin, places = self.tables[x.device]
         if launch.fits(x):
-            return launch.turn(x, cos, sin, places[where], self.style)
-        return turn(x, cos[where], sin[where], self.style)
+            return launch.rotate(x, cos, sin, places[where], self.style)
+        return rotate(x, cos[where], sin[where], self.style)
 
     def anywhere(self, x: Tensor, start: int) -> Tensor:
-        """Like `slots`, beyond any reserved range: for the ablation that lets positions grow for ever."""
+        """Like `slots`, beyond any reserved range: for the ablation that lets positions grow for
+        ever."""
         cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
-        return turn(x, cos, sin, self.style)
+        return rotate(x, cos, sin, self.style)

@@ -13,9 +13,11 @@ from infinipot.compat import CacheLayerMixin
 
 
 class WindowLayer(CacheLayerMixin):
-    """A sliding-window layer keeps its own window, exactly as without a pot: the last window-1 entries and the chunk being read.
+    """A sliding-window layer keeps its own window, exactly as without a pot: the last window-1
+    entries and the chunk being read.
 
-    Only distances count inside a window, so positions go on until the table ends and then start again, all keys turned anew.
+    Only distances count inside a window, so positions go on until the table ends and then start
+    again, all keys rotated anew.
     """
 
     is_sliding = True
@@ -26,56 +28,75 @@ class WindowLayer(CacheLayerMixin):
 
     def __init__(self, window: int, rotation: Rotation | None) -> None:
         super().__init__()
-        self.window, self.rotation = window, rotation
+        self.window = window
+        self.rotation = rotation
         self.peak = self.position = 0
 
     @property
     def length(self) -> int:
-        return self.keys.shape[2] if self.is_initialized else 0
+        if self.is_initialized:
+            return self.keys.shape[2]
+        return 0
 
     @property
     def width(self) -> int:
         return sum(x.shape[1] * x.shape[3] for x in (self.keys, self.values))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.device, self.dtype = key_states.device, key_states.dtype
+        self.device = key_states.device
+        self.dtype = key_states.dtype
         self.keys = self.rotated = key_states[:, :, :0]
         self.values = value_states[:, :, :0]
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        fresh, held = key_states.shape[2], self.keys.shape[2]
+        fresh = key_states.shape[2]
+        length = self.length
         if self.rotation is not None:
             span = max(4 * self.window, self.window + fresh)
             self.rotation.reserve(span, key_states.device)
             if self.position + fresh > span:
-                self.rotated, self.position = self.rotation.slots(self.keys, 0), held
-            turned = self.rotation.slots(key_states, self.position)
+                self.rotated = self.rotation.slots(self.keys, 0)
+                self.position = length
+            rotated = self.rotation.slots(key_states, self.position)
         else:
-            turned = key_states
+            rotated = key_states
         self.position += fresh
         keys = torch.cat((self.keys, key_states), dim=2)
         values = torch.cat((self.values, value_states), dim=2)
-        rotated = torch.cat((self.rotated, turned), dim=2)
-        self.peak = max(self.peak, keys.shape[2])
+        rotated = torch.cat((self.rotated, rotated), dim=2)
+        self.note_peak(keys.shape[2])
         kept = slice(max(0, keys.shape[2] - self.window + 1), None)
-        self.keys, self.values, self.rotated = (x[:, :, kept].clone() for x in (keys, values, rotated))
+        self.keys, self.values, self.rotated = (
+            x[:, :, kept].clone() for x in (keys, values, rotated)
+        )
         return rotated, values
 
+    def note_peak(self, peak: int) -> None:
+        """Note that there were so many entries at one moment."""
+        self.peak = max(self.peak, peak)
+
     def rotate_queries(self, query: Tensor) -> Tensor:
-        return query if self.rotation is None else self.rotation.slots(query, self.position - query.shape[-2])
+        if self.rotation is None:
+            return query
+        return self.rotation.slots(query, self.position - query.shape[-2])
 
     def mark(self) -> Any:
-        held = (self.keys, self.values, self.rotated) if self.is_initialized else None
-        return held, self.position  # update makes new tensors, so these stay as they are
+        if self.is_initialized:
+            entries = (self.keys, self.values, self.rotated)
+        else:
+            entries = None
+        return entries, self.position  # update makes new tensors, so these stay as they are
 
     def rollback(self, mark: Any) -> None:
-        held, self.position = mark
-        self.is_initialized = held is not None
-        if held is not None:
-            self.keys, self.values, self.rotated = held
+        entries, self.position = mark
+        self.is_initialized = entries is not None
+        if entries is not None:
+            self.keys, self.values, self.rotated = entries
 
     def copy(self) -> WindowLayer:
         return copy.copy(self)  # tensors are never written to: update makes new ones
@@ -83,13 +104,20 @@ class WindowLayer(CacheLayerMixin):
     def state(self) -> dict[str, Tensor]:
         return {"keys": self.keys, "values": self.values, "rotated": self.rotated}
 
-    def restore(self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype) -> None:
+    def restore(
+        self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
+    ) -> None:
         self.lazy_initialization(state["keys"][:, :, :0], state["values"][:, :, :0])
-        self.keys, self.values, self.rotated = state["keys"], state["values"], state["rotated"]
-        self.position, self.peak = position, peak
+        self.keys = state["keys"]
+        self.values = state["values"]
+        self.rotated = state["rotated"]
+        self.position = position
+        self.peak = peak
 
     def entry_bytes(self) -> int:
-        return sum(x.nbytes for x in (self.keys, self.values, self.rotated)) if self.is_initialized else 0
+        if self.is_initialized:
+            return sum(x.nbytes for x in (self.keys, self.values, self.rotated))
+        return 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0

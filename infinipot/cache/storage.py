@@ -12,19 +12,22 @@ QUANTISED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 class Slots:
     """[B, K, size, D] in the dtype of what is put in.
 
-    Eight-bit kinds scale each vector by its largest element (one float32 a vector). Reading them makes new tensors; moving entries moves
-    the stored bits, so no distillation adds an error.
+    Eight-bit kinds scale each vector by its largest element (one float32 a vector). Reading them
+    makes new tensors; moving entries moves the stored bits, so no distillation adds an error.
     """
 
     def __init__(self, like: Tensor, size: int, kind: str | None = None) -> None:
-        self.dtype, self.largest = like.dtype, 0.0
+        self.dtype = like.dtype
+        self.largest = 0.0
         stored = like.dtype
         if kind is not None:
             stored, self.largest = QUANTISED[kind]
         shape = (*like.shape[:2], size)
         with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
             self.data = torch.zeros(*shape, like.shape[-1], dtype=stored, device=like.device)
-            self.scale = torch.ones(*shape, 1, dtype=torch.float32, device=like.device) if self.largest else None
+            self.scale: Tensor | None = None
+            if self.largest:
+                self.scale = torch.ones(*shape, 1, dtype=torch.float32, device=like.device)
 
     @property
     def size(self) -> int:
@@ -32,7 +35,9 @@ class Slots:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.data] if self.scale is None else [self.data, self.scale]
+        if self.scale is None:
+            return [self.data]
+        return [self.data, self.scale]
 
     def write(self, start: int, x: Tensor) -> None:
         """Put x [B, K, T, D] into the slots from `start` on."""
@@ -42,31 +47,46 @@ class Slots:
             return
         scale = x.float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / self.largest
         scaled = x.float() / scale
-        self.data[:, :, place] = (scaled.round() if self.data.dtype is torch.int8 else scaled).to(self.data.dtype)
+        self.data[:, :, place] = (scaled.round() if self.data.dtype is torch.int8 else scaled).to(
+            self.data.dtype
+        )
         self.scale[:, :, place] = scale
 
     def read(self, start: int, stop: int) -> Tensor:
-        """What the slots start .. stop-1 hold, [B, K, stop-start, D]: a view, unless it had to be made from eight bits."""
+        """What the slots start .. stop-1 hold, [B, K, stop-start, D]: a view, unless it had to be
+        made from eight bits."""
         data = self.data[:, :, start:stop]
-        return data if self.scale is None else (data.float() * self.scale[:, :, start:stop]).to(self.dtype)
+        if self.scale is None:
+            return data
+        return (data.float() * self.scale[:, :, start:stop]).to(self.dtype)
 
     def move(self, start: int, sources: Tensor) -> None:
         """Let the slots from `start` on hold what those at `sources` [B, K, C] held."""
         for buffer in self.tensors:
             rows = sources[..., None].expand(*sources.shape, buffer.shape[-1])
             # gathered bits: some devices cannot index eight-bit floats
-            bits = buffer.view(torch.int8) if buffer.dtype is torch.float8_e4m3fn else buffer
+            if buffer.dtype is torch.float8_e4m3fn:
+                bits = buffer.view(torch.int8)
+            else:
+                bits = buffer
             bits[:, :, start : start + sources.shape[-1]] = bits.gather(2, rows)
 
     def copy(self) -> Slots:
         twin = object.__new__(Slots)
-        twin.dtype, twin.largest = self.dtype, self.largest
-        twin.data, twin.scale = self.data.clone(), None if self.scale is None else self.scale.clone()
+        twin.dtype = self.dtype
+        twin.largest = self.largest
+        twin.data = self.data.clone()
+        if self.scale is None:
+            twin.scale = None
+        else:
+            twin.scale = self.scale.clone()
         return twin
 
     def state(self, length: int) -> dict[str, Tensor]:
         """What the first slots hold, exactly as stored."""
-        return {name: x[:, :, :length] for name, x in zip(("", "_scale"), self.tensors, strict=False)}
+        return {
+            name: x[:, :, :length] for name, x in zip(("", "_scale"), self.tensors, strict=False)
+        }
 
     def restore(self, state: dict[str, Tensor]) -> None:
         for buffer, x in zip(self.tensors, state.values(), strict=True):

@@ -1,17 +1,12 @@
-"""`infinipot serve`: from options to a server process."""
+"""infinipot serve"""
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-import functools
-import logging
 import os
 import platform
-import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
 from infinipot.cli.console import BadUse, say
 from infinipot.cli.options import Given

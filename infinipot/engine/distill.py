@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,175 +11,208 @@ from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
-from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import cycle
-from infinipot.engine.observe import catalyst_look, observe_catalyst, observe_layer, observe_replay, reserve, watching
-from infinipot.model.runner import Host, Observer
-from infinipot.policies import POLICIES, Observation
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.engine.observe import ByLayer, Watcher, watching
+from infinipot.engine.plan import Plan
+from infinipot.model.runner import ModelRunner, Observer
 from infinipot.scoring.novelty import predicted
-from infinipot.scoring.selection import covering
 
 
 def take(
-    host: Host, pots: Sequence[Pot], ids: Tensor, score_novelty: Sequence[bool], rider: Tensor | None = None, watch: Observer | None = None
+    host: ModelRunner,
+    pots: Sequence[Pot],
+    ids: Tensor,
+    score_novelty: Sequence[bool],
+    suffix: Tensor | None = None,
+    watch: Observer | None = None,
 ) -> None:
-    """Read ids [B, T], a row into each pot, which must have room for them, and note their novelty where it is wanted.
+    """Read ids [B, T], a row into each pot, which must have room. Note the novelty of the rows in
+    `score_novelty`.
 
-    The first token is predicted by the last hidden state of the chunk before; the very first of a text by nothing: novelty 0.
-    rider: ids [1, |P|] read behind those of a single pot, watched, and forgotten: the catalyst, without a forward pass of its own.
+    The hidden state before a chunk predicts its first token. The first token of a text has novelty
+    0. suffix: ids [1, |P|] of the catalyst, read in the same forward pass behind the ids of a single
+    pot, observed by `watch`, and removed again.
     """
     before = [pot.mark() for pot in pots]
     try:
-        hidden = host.read(ids if rider is None else torch.cat((ids, rider), dim=1), pots, watch)[:, : ids.shape[1]]
-        if rider is not None:
-            pots[0].drop(rider.shape[1])
+        if suffix is None:
+            hidden = host.read(ids, pots, watch)
+        else:
+            hidden = host.read(torch.cat((ids, suffix), dim=1), pots, watch)[:, : ids.shape[1]]
+            pots[0].advance(-suffix.shape[1])
         losses = novelty_of(host, pots, ids, hidden, score_novelty)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
-            pot.rollback(mark)  # interrupted half-way, or out of memory: no layer keeps what others lack
+            # interrupted, or out of memory: all layers must have the same entries
+            pot.rollback(mark)
         raise
-    for pot, row, state, loss in zip(pots, ids.split(1), hidden.split(1), losses.split(1), strict=True):
+    for pot, row, state, loss in zip(
+        pots, ids.split(1), hidden.split(1), losses.split(1), strict=True
+    ):
         pot.follow(row, state[:, -1:].clone(), loss)
 
 
-def novelty_of(host: Host, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, wanted: Sequence[bool]) -> Tensor:
-    """NuC [B, T] of ids that pots have just read, given their hidden states [B, T, hidden], in one pass of the head; zeros unless wanted."""
+def novelty_of(
+    host: ModelRunner, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, score: Sequence[bool]
+) -> Tensor:
+    """NuC [B, T] of ids that the pots have just read, from hidden states [B, T, hidden], in one pass
+    of the head. Rows without `score` are zero."""
     losses = torch.zeros(ids.shape, device=hidden.device)
-    rows = [row for row, asked in enumerate(wanted) if asked]
-    if rows:  # by slices: an index on the host could not be recorded
+    rows = [row for row, scored in enumerate(score) if scored]
+    if rows:  # slices, because a CUDA graph cannot record an index from the host
         targets = torch.cat([ids[row : row + 1] for row in rows])
-        found = predicted([pots[row].logits for row in rows], targets)
-        if found is None:
-            before = [hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last for row in rows]
-            predicting = torch.cat([torch.cat((one, hidden[row : row + 1, :-1]), dim=1) for row, one in zip(rows, before, strict=True)])
-            found = host.novelty(predicting, targets)
-        for row, loss in zip(rows, found, strict=True):
+        nats = predicted([pots[row].logits for row in rows], targets)
+        if nats is None:
+            states = [_predicting(pots[row], hidden[row : row + 1]) for row in rows]
+            nats = host.novelty(torch.cat(states), targets)
+        for row, loss in zip(rows, nats, strict=True):
             losses[row] = loss
-            if pots[row].hidden is None:  # predicted by nothing
+            if pots[row].hidden is None:  # the first token of a text
                 losses[row, 0] = 0
     return losses
 
 
-def budget(config: PotConfig, seen: Observation, least: int, most: int) -> int:
-    """How many entries of a layer stay: `most`, or with distill_to="auto" as few as cover the catalyst's attention, and `least` at least."""
-    if config.distill_to == "auto" and seen.catalyst is not None:
-        share = POLICIES[config.policy]().share(config.novelty)
-        wanted = math.ceil(covering(seen.catalyst, config.coverage) / (1 - share)) + seen.sinks + seen.recent
-        most = min(most, max(wanted, least))
-    return min(most, seen.index.shape[-1])
+def _predicting(pot: Pot, hidden: Tensor) -> Tensor:
+    """The hidden states [1, T, hidden] that predict a row's tokens: the last state before them, then
+    their own without the last. A new pot has none before, and repeats the first."""
+    before = pot.hidden
+    if before is None:
+        before = hidden[:, :1]
+    return torch.cat((before, hidden[:, :-1]), dim=1)
 
 
-@torch.no_grad()
-def distill(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> None:
-    """One distillation: observe, select, compact. Afterwards every bounded layer holds the pinned entries and `config.budgets` more.
+class Distiller:
+    """Reads into pots of one model, and distils them by one plan."""
 
-    catalyst: token ids [1, |P|], or [2, |P|] with a contrast, for which the pot must have room; None for policies that need none. ridden:
-    what each entry received from the first of them, by layer, if it rode behind the last chunk.
-    """
-    numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
-    most = dict(zip(numbers, config.budgets(len(numbers)), strict=True))
-    if all(pot.layers[number].length - pot.pinned <= most[number] for number in numbers):
-        return
-    started = time.perf_counter()
-    policy = POLICIES[config.policy]()
-    needs = policy.needs(config.novelty)
-    prompted: dict[str, dict[int, Tensor]] = {}
-    if "catalyst" in needs:
-        if catalyst is None:
-            raise AssertionError(f"policy {config.policy!r} was to distil without its catalyst")
-        if "replay" in needs:
-            prompted["replay"] = observe_replay(host, pot, config, catalyst)
-        else:
-            prompted["catalyst"] = observe_catalyst(host, pot, config, catalyst, ridden)
-    chosen = []
-    for number in numbers:
-        least = most[number] * config.least_survivors // config.survivors
-        seen, index, novelty = observe_layer(host, pot, config, number, prompted, least)
-        scores = policy.judge(seen)
-        indices = policy.choose(seen, scores, budget(config, seen, least, most[number]))
+    def __init__(self, host: ModelRunner, plan: Plan) -> None:
+        self.host = host
+        self.plan = plan
+        self.watcher = Watcher(host, plan)
+
+    @torch.no_grad()
+    def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
+        """One distillation: observe, select, compact. Afterwards every bounded layer has its pinned
+        entries and its budget.
+
+        catalyst: token ids [1, |P|], or [2, |P|] with a contrast, for which the pot must have room;
+        None for policies that need none. prescored: by layer, the attention that entries received
+        from the first row, if it was read behind the last chunk.
+        """
+        numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
+        layers = zip(pot.bounded, self.plan.layers, strict=True)
+        if all(layer.length - pot.pinned <= plan.budget for layer, plan in layers):
+            return
+        started = time.perf_counter()
+        prompted = self.watcher.prompted(pot, catalyst, prescored)
+        choices = [
+            self._choose(pot, number, place, prompted) for place, number in enumerate(numbers)
+        ]
+        # evict nothing before every layer has chosen: a failure leaves the pot whole
+        for number, choice in zip(numbers, choices, strict=True):
+            slots, index, novelty, past = choice
+            pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
+        pot.distilled(time.perf_counter() - started)
+
+    def _choose(
+        self, pot: Pot, number: int, place: int, prompted: dict[str, ByLayer]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The slots [B, K, C] that a layer keeps; place in the text, NuC and score of all its
+        entries. place: as for `Watcher.layer`."""
+        observation, index, novelty = self.watcher.layer(pot, number, place, prompted)
+        policy = self.plan.policy
+        budget = min(self.plan.layers[place].budget, observation.index.shape[-1])
+        scores = policy.judge(observation)
+        indices = policy.choose(observation, scores, budget)
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
-        past = None if scores is None or not config.own("persist") else F.pad(scores, (pot.pinned, 0))
-        chosen.append((number, torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past))
-    for number, slots, index, novelty, past in chosen:  # all or nothing: nothing is evicted before every layer has chosen
-        pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
-    pot.novelty, pot.fresh = pot.novelty[:, :0], pot.fresh[:, :0]
-    pot.distillations += 1
-    pot.distill_s += time.perf_counter() - started
+        past = None
+        if scores is not None and self.plan.remembers:
+            past = F.pad(scores, (pot.pinned, 0))
+        return torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past
 
+    def make_room(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> int:
+        """Distil if the next token would leave no room for the catalyst. Returns the length of the
+        next chunk."""
+        room = pot.room - self.plan.reserve(catalyst)
+        if room <= 0:
+            self.distill(pot, catalyst, prescored)
+            room = pot.room - self.plan.reserve(catalyst)
+        return int(min(room, self.plan.chunk_tokens))
 
-def make_room(host: Host, pot: Pot, config: PotConfig, catalyst: Tensor | None, ridden: dict[int, Tensor] | None = None) -> int:
-    """Distil if the next token would leave the catalyst no room. Returns how many tokens there is then room for."""
-    room = pot.room - reserve(config, catalyst)
-    if room <= 0:
-        distill(host, pot, config, catalyst, ridden)
-        room = pot.room - reserve(config, catalyst)
-    return int(min(room, config.chunk))
+    def can_append_catalyst(self, pot: Pot, catalyst: Tensor | None) -> bool:
+        """Whether the catalyst can be read behind a chunk and removed without a trace.
 
+        Not if the chunk is part of the catalyst (`plain`), if the policy needs other attention, or
+        with sliding windows and state-space layers.
+        """
+        needs = self.plan.needs
+        alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
+        return (
+            alone
+            and catalyst is not pot.newest
+            and all(type(layer) is PotLayer for layer in pot.layers)
+        )
 
-def rides(pot: Pot, config: PotConfig, catalyst: Tensor | None) -> bool:
-    """Whether the catalyst can be read behind a chunk and forgotten without a trace: not where the chunk is part of it (`plain`), where
-    attention is remembered, where windows let entries go, or where a layer carries a state."""
-    needs = POLICIES[config.policy]().needs(config.novelty)
-    alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
-    return alone and catalyst is not pot.newest and all(type(layer) is PotLayer for layer in pot.layers)
+    def read(
+        self,
+        pot: Pot,
+        ids: Tensor,
+        catalyst: Tensor | None,
+        score_novelty: bool,
+        progress: Callable[[], None] | None = None,
+        more: bool = False,
+    ) -> None:
+        """Read ids [B, T] of any length, and distil whenever the pot is full and more follows.
 
+        If a chunk fills the pot and more follows, the catalyst is read in the same forward pass.
+        more: the caller will read more than ids. progress: called after every chunk, when the pot is
+        consistent; an exception from it ends the reading.
+        """
+        prescored: ByLayer | None = None
+        while ids.shape[1]:
+            count = self.make_room(pot, catalyst, prescored)
+            full = pot.room - self.plan.reserve(catalyst)
+            follows = ids.shape[1] > full or (more and ids.shape[1] == full)
+            if follows and self.recorded(pot, ids[:, : int(full)], catalyst, score_novelty):
+                count = int(full)
+                prescored = None
+            else:
+                prescored = self.read_chunk(
+                    pot, ids[:, :count], catalyst, score_novelty, more=more or count < ids.shape[1]
+                )
+            ids = ids[:, count:]
+            if progress is not None:
+                progress()
+        if more:
+            self.make_room(pot, catalyst, prescored)
 
-def read(
-    host: Host,
-    pot: Pot,
-    config: PotConfig,
-    ids: Tensor,
-    catalyst: Tensor | None,
-    score_novelty: bool,
-    progress: Callable[[], None] | None = None,
-    more: bool = False,
-) -> None:
-    """Read ids [B, T] of any length, distilling whenever the pot is full.
+    def read_chunk(
+        self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
+    ) -> ByLayer | None:
+        """Read ids [1, T], with the catalyst behind them if they fill the pot and more follows.
+        Returns the attention from the catalyst by layer, if it was read."""
+        fills = more and catalyst is not None and ids.shape[1] == pot.room - catalyst.shape[1]
+        if catalyst is None or not fills or not self.can_append_catalyst(pot, catalyst):
+            take(self.host, [pot], ids, [score_novelty])
+            return None
+        prescored: ByLayer = {}
+        watch = watching(prescored, *self.watcher.look(catalyst))
+        take(self.host, [pot], ids, [score_novelty], catalyst[:1], watch)
+        return prescored
 
-    A distillation happens only when there is something more to read: a text that fits is never distilled. So where a chunk fills the pot
-    and is not the last, the catalyst rides behind it. more: more than ids is to be read. progress: called after every chunk, at a moment
-    when the pot is whole; what it raises ends the reading there.
-    """
-    ridden: dict[int, Tensor] | None = None
-    while ids.shape[1]:
-        count = make_room(host, pot, config, catalyst, ridden)
-        whole = pot.room - reserve(config, catalyst)
-        if (ids.shape[1] > whole or (more and ids.shape[1] == whole)) and recorded(
-            host, pot, config, ids[:, : int(whole)], catalyst, score_novelty
-        ):
-            count, ridden = int(whole), None
-        else:
-            ridden = read_chunk(host, pot, config, ids[:, :count], catalyst, score_novelty, more=more or count < ids.shape[1])
-        ids = ids[:, count:]
-        if progress is not None:
-            progress()
-    if more:
-        make_room(host, pot, config, catalyst, ridden)
+    def recorded(self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
+        """Replay a recorded cycle: read ids [1, T] that fill the pot, and distil it. False, and
+        nothing is done, if there is no recording."""
 
+        def run(ids: Tensor, catalyst: Tensor | None) -> None:
+            prescored = None
+            for piece in ids.split(self.plan.chunk_tokens, dim=1):
+                prescored = self.read_chunk(pot, piece, catalyst, score_novelty, more=True)
+            self.distill(pot, catalyst, prescored)
 
-def read_chunk(
-    host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
-) -> dict[int, Tensor] | None:
-    """Read ids [1, T], with the catalyst behind them if they fill the pot and more is to come. Returns what that saw, if it rode along."""
-    if not (more and catalyst is not None and rides(pot, config, catalyst) and ids.shape[1] == pot.room - catalyst.shape[1]):
-        take(host, [pot], ids, [score_novelty])
-        return None
-    ridden: dict[int, Tensor] = {}
-    take(host, [pot], ids, [score_novelty], catalyst[:1], watching(ridden, *catalyst_look(config, catalyst.shape[1])))
-    return ridden
-
-
-def recorded(host: Host, pot: Pot, config: PotConfig, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
-    """Run a whole cycle, from a distilled pot to a distilled pot, as a recording; False where there is none.
-
-    ids: [1, T], as many as fill the pot; more are to come.
-    """
-
-    def run(ids: Tensor, catalyst: Tensor | None) -> None:
-        ridden = None
-        for piece in ids.split(config.chunk, dim=1):
-            ridden = read_chunk(host, pot, config, piece, catalyst, score_novelty, more=True)
-        distill(host, pot, config, catalyst, ridden)
-
-    sizes = (config, ids.shape[1], 0 if catalyst is None else catalyst.shape[1], score_novelty)
-    return not pot.noted and (catalyst is None or rides(pot, config, catalyst)) and cycle(host, pot, sizes, ids, catalyst, run)
+        length = 0
+        if catalyst is not None:
+            length = catalyst.shape[1]
+        if pot.by_chunk or (length and not self.can_append_catalyst(pot, catalyst)):
+            return False
+        key = (self.plan, ids.shape[1], length, score_novelty)
+        return graph_cache(self.host).cycle(pot, key, ids, catalyst, run)

@@ -1,45 +1,46 @@
-"""One pot and the ids that go through it."""
+"""Read token ids into one pot."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from infinipot.cache.attention_stats import Witness
+from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.pot import Layout, Pot
 from infinipot.config import PotConfig
-from infinipot.engine import distill
-from infinipot.engine.cuda_graphs import new_pot
-from infinipot.engine.observe import reserve
-from infinipot.model.runner import Host
-from infinipot.policies import POLICIES
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.engine.distill import Distiller, take
+from infinipot.engine.plan import Plan
+from infinipot.model.runner import ModelRunner
 
 Progress = Callable[[], None]
+LATE = frozenset({"newest", "received"})
+"""Needs of a policy for which layers keep attention statistics during reading."""
 
 
 class NoRoom(ValueError):
-    """The sizes given leave no room for what is asked."""
+    """The sizes leave no room for the request."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a session has done and what it holds."""
+    """Counters of a session."""
 
     tokens_read: int
-    """Tokens that became part of the pot's history: text, template, and the turns of a chat."""
+    """Tokens read into the pot: text, template, and the messages of a chat."""
     tokens_skipped: int
-    """Tokens given but never shown to the model (policy `truncate`)."""
+    """Tokens that the model never reads (policy `truncate`)."""
     entries: int
     """Entries per layer and KV head now."""
     peak_entries: int
-    """Most entries a bounded layer held at any moment, whatever they were for."""
+    """Most entries of a bounded layer at any moment, for any purpose."""
     distillations: int
     pot_bytes: int
     """Bytes allocated for entries: raw keys, their rotated copy, values, bookkeeping."""
@@ -50,143 +51,212 @@ class Stats:
 
 
 class Reader:
-    """Reads token ids into a pot as the policy says. It knows no text."""
+    """Reads token ids into a pot by a policy."""
 
-    def __init__(self, host: Host, config: PotConfig) -> None:
-        if host.sharded and (config.own("shared_heads") or config.distill_to == "auto"):
+    keeps_answers = True
+    """Whether the tokens of an answer to keep stay in the pot as they are generated."""
+
+    def __init__(self, host: ModelRunner, config: PotConfig) -> None:
+        if host.sharded and config.policy.shared_heads:
             raise ValueError(
-                "shared_heads and distill_to='auto' look at all heads of a layer, but this process has only some of them (tensor parallel): "
-                "leave these options out, or use a model in one process"
+                "shared_heads looks at all heads of a layer, but this process has only some of them "
+                "(tensor parallel): leave it out, or use a model in one process"
             )
-        self.host, chunk = host, config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
-        self.config = dataclasses.replace(config, chunk_tokens=chunk)
-        self.policy = POLICIES[config.policy]()
-        self.needs = self.policy.needs(config.novelty)
-        self.pot = new_pot(host, self._layout())
-        self.tail: deque[int] = deque(maxlen=config.pot_size)
-        """Policy `truncate`: the newest ids, not read before an answer needs them."""
-        self.skipped, self.busy = 0, False
-        self.usual: Tensor | None = None
-        """The catalyst of the latest reading: the pot always has room for it."""
+        chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
+        self.host = host
+        self.options = config
+        self.config = config.replace(chunk_tokens=chunk)
+        self.policy = config.policy
+        self._adopt(Plan.of(self.config, host.windows.count(None)))
+        self.score_novelty = "novelty" in self.plan.needs
+        self.pot = graph_cache(host).new_pot(self._layout())
+        self.busy = False
+        self.last_catalyst: Tensor | None = None
+        """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
+
+    def _adopt(self, plan: Plan) -> None:
+        self.plan = plan
+        self.distiller = Distiller(self.host, plan)
+
+    def settle(self, catalyst: str | None) -> None:
+        """Use the plan for this kind of catalyst, unless the pot was distilled before: the first
+        distillation fixes the plan."""
+        if not self.pot.distillations and catalyst != self.plan.catalyst:
+            self._adopt(Plan.of(self.config, len(self.plan.layers), catalyst))
+
+    def restore_plan(self, catalyst: str | None, saved: dict[str, Any] | None) -> None:
+        """Use the kind of catalyst and the plan from a pot file. saved: None if the plan was
+        undecided, or in older formats."""
+        self.settle(catalyst)
+        if saved is not None:
+            self._adopt(self.plan.restored(saved))
+
+    @property
+    def fixed_plan(self) -> Plan | None:
+        """The plan; None while it can still change."""
+        if self.plan.undecided and not self.pot.distillations:
+            return None
+        return self.plan
 
     def _layout(self) -> Layout:
         config = self.config
-        remembers = {"received", "newest"} & self.needs
-        witness = Witness("received" in self.needs, config.own("window") if "newest" in self.needs else 0) if remembers else None
-        budgets = config.budgets(self.host.windows.count(None))  # refused here, whatever the policy does with them
-        if self.policy.reads == "all" or (config.prefill == "whole" and self.policy.reads == "pot"):
-            grouping = (config.group, config.neighbours) if self.policy.grouped else None
-            distils = self.policy.reads == "pot"
-            return Layout(None, None, config.context_reset, config.pot_dtype, witness, grouping, distils)
-        own = None if self.policy.reads == "ends" else tuple(config.pot_size - config.survivors + kept for kept in budgets)
-        return Layout(config.pot_size, own, config.context_reset, config.pot_dtype, witness)
+        plan = self.plan
+        policy = self.policy
+        attention_stats = None
+        if LATE & plan.needs:
+            window = 0
+            if "newest" in plan.needs:
+                window = plan.window
+            attention_stats = AttentionStats("received" in plan.needs, window)
+        layout = Layout(
+            size=None,
+            reset=config.context_reset,
+            kind=config.pot_dtype,
+            attention_stats=attention_stats,
+            distils=policy.bounded,
+        )
+        if policy.grouped:
+            return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
+        if plan.whole or not policy.bounded:
+            return layout
+        sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
+        return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
-        """Refuse sizes that would never let a token be read after a distillation."""
-        prompt, size, kept = reserve(self.config, catalyst), self.config.pot_size, self.config.survivors
+        """Raise NoRoom if no token could be read after a distillation."""
+        prompt = self.plan.reserve(catalyst)
+        size = self.plan.pot_size
+        budget = self.plan.distill_to
         if catalyst is not None and not catalyst.shape[1]:
-            raise ValueError("the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'")
-        if self.policy.reads == "ends" and 2 * pinned >= size:
-            raise NoRoom(
-                f"pot_size={size} leaves no room: pinned {pinned} takes half of it or more. Use a larger pot, or a shorter system prompt"
+            raise ValueError(
+                "the question is empty, so there is nothing to distil by: "
+                "ask something, or use catalyst='general'"
             )
-        if self.policy.reads == "pot" and kept + prompt + pinned >= size:
+        if self.policy.bounded and budget + prompt + pinned >= size:
             raise NoRoom(
-                f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
-                f"{kept + prompt + pinned}. Use a larger pot, distil to fewer entries, or shorten the question or the system prompt"
+                f"pot_size={size} leaves no room: distill_to {budget} + catalyst {prompt} + "
+                f"pinned {pinned} needs more than {budget + prompt + pinned}. Use a larger pot, "
+                "distil to fewer entries, or shorten the question or the system prompt"
             )
 
     def check_idle(self) -> None:
         if self.busy:
-            raise RuntimeError("an answer is still being streamed from this session: finish or close it first, or fork the session")
+            raise RuntimeError(
+                "an answer is still being streamed from this session: "
+                "finish or close it first, or fork the session"
+            )
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens taken in and distillations so far."""
-        return self.pot.tokens_read + len(self.tail) + self.skipped, self.pot.distillations
+        """Number of tokens and of distillations so far."""
+        return self.pot.tokens_read, self.pot.distillations
 
     def pin(self, ids: list[int]) -> None:
-        """Read the first ids of all, which no distillation will touch."""
+        """Read the first ids of all. Distillations always keep them."""
         if ids:
-            distill.take(self.host, [self.pot], self.tensor(ids), ["novelty" in self.needs])
-            self.pot.pinned = len(ids)
+            take(self.host, [self.pot], self.tensor(ids), [self.score_novelty])
+            self.pot.pin(len(ids))
 
-    def cycles(self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None) -> Iterator[tuple[list[int], bool]]:
-        """What is to be read, opening first, in lists that end where the pot is full; and whether more comes.
+    def cycles(
+        self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None
+    ) -> Iterator[tuple[list[int], bool]]:
+        """Regroup `opening` and lists of ids into lists that fill the pot. Yields (ids, whether
+        more follows).
 
-        However a stream arrives, it is then read in chunks of few lengths: what runs for one can be kept for the next.
+        The lists then have few different lengths for any stream, so that recordings are reused.
         """
-        held: list[int] = []
-        begun = False
+        waiting: list[int] = []
+        first = True
         for ids in lists:
-            held += ids if begun else opening() + ids
-            begun = True
-            whole = self._until_full(catalyst)
-            while whole is None or len(held) > whole:
-                yield held[:whole], whole is not None
-                held = [] if whole is None else held[whole:]
-                if not held:
+            if first:
+                waiting += opening()
+                first = False
+            waiting += ids
+            count = self._until_full(catalyst)
+            while count is None or len(waiting) > count:
+                yield waiting[:count], count is not None
+                if count is None:
+                    waiting = []
+                else:
+                    waiting = waiting[count:]
+                if not waiting:
                     break
-                whole = self._until_full(catalyst)
-        if held:
-            yield held, False
+                count = self._until_full(catalyst)
+        if waiting:
+            yield waiting, False
 
     def _until_full(self, catalyst: Tensor | None) -> int | None:
-        """How many tokens there are to the next distillation, or the one after it if the pot is full; None if there is none."""
-        if self.pot.size is None or self.policy.reads != "pot":
+        """Number of tokens until the next distillation, or until the one after it if the pot is
+        full; None if there is none."""
+        if self.pot.size is None or not self.policy.bounded:
             return None
-        room = int(self.pot.room) - reserve(self.config, catalyst)
-        return room if room > 0 else max(1, self.pot.size - self.config.survivors - self.pot.pinned - reserve(self.config, catalyst))
+        reserve = self.plan.reserve(catalyst)
+        room = int(self.pot.room) - reserve
+        if room > 0:
+            return room
+        return max(1, self.pot.size - self.plan.distill_to - self.pot.pinned - reserve)
 
-    def read(self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
-        """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after every chunk. more: more is to be read,
-        so a pot that is then full is distilled."""
+    def read(
+        self,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> None:
+        """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk.
+        more: more ids follow, so distil a full pot at the end."""
         started = time.perf_counter()
-        if self.policy.reads == "ends":
-            here = max(0, self.config.pot_size // 2 - self.pot.length)
-            self.skipped += max(0, len(self.tail) + len(ids[here:]) - self.config.pot_size)
-            self.tail.extend(ids[here:])
-            ids = ids[:here]
         try:
             self._read(self.pot, ids, catalyst, progress, more)
         finally:
             self.read_s += time.perf_counter() - started
 
-    def _read(self, pot: Pot, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None, more: bool = False) -> None:
+    def _read(
+        self,
+        pot: Pot,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> None:
         if not ids:
             return
-        if not self.beside(pot, catalyst):
-            distill.distill(self.host, pot, self.config, self.usual)
+        if not self.has_room_for(pot, catalyst):
+            self.distiller.distill(pot, self.last_catalyst)
         if pot is self.pot:
-            self.usual = catalyst
-        distill.read(self.host, pot, self.config, self.tensor(ids), catalyst, "novelty" in self.needs, progress, more)
+            self.last_catalyst = catalyst
+        self.distiller.read(pot, self.tensor(ids), catalyst, self.score_novelty, progress, more)
 
-    def beside(self, pot: Pot, catalyst: Tensor | None) -> bool:
-        """Whether the catalyst has room beside what the pot holds.
+    def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
+        """Whether the pot has room for the catalyst. A catalyst longer than the latest may have
+        none, until the next distillation."""
+        return self.plan.reserve(catalyst) <= pot.room
 
-        One that is longer than the last may have none; it is preceded by the distillation that reading on would have made.
-        """
-        return reserve(self.config, catalyst) <= pot.room
+    def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
+        """Whether `count` more entries leave room for the catalyst without a distillation."""
+        return count + self.plan.reserve(catalyst) <= self.pot.room
 
-    def fits(self, wanted: int, catalyst: Tensor | None = None) -> bool:
-        """Whether `wanted` more entries, a question and its answer, need no distillation and leave room for the catalyst."""
-        size = self.config.pot_size
-        if self.policy.reads == "ends":
-            if self.pot.length + wanted > size:
-                raise NoRoom(f"pot_size={size} leaves no room: the text's head {self.pot.length} + question and answer {wanted} is more")
-            return True
-        return wanted + reserve(self.config, catalyst) <= self.pot.room
+    def unread(self, count: int) -> list[int]:
+        """Ids to read before an answer of `count` entries."""
+        return []
+
+    def waiting(self) -> tuple[list[int], int]:
+        """Ids that are not read yet, and the number of ids that were skipped."""
+        return [], 0
+
+    def restore_waiting(self, ids: list[int], skipped: int) -> None:
+        """Restore the result of `waiting`."""
 
     @property
     def stats(self) -> Stats:
         pot = self.pot
         return Stats(
-            tokens_read=pot.tokens_read + len(self.tail),
-            tokens_skipped=self.skipped,
+            tokens_read=pot.tokens_read,
+            tokens_skipped=0,
             entries=pot.entries,
             peak_entries=pot.peak,
             distillations=pot.distillations,
@@ -198,7 +268,7 @@ class Reader:
     def copy(self) -> Reader:
         self.check_idle()
         twin = copy.copy(self)
-        twin.pot, twin.tail = self.pot.copy(), copy.copy(self.tail)
-        if self.usual is self.pot.newest:
-            twin.usual = twin.pot.newest
+        twin.pot = self.pot.copy()
+        if self.last_catalyst is self.pot.newest:
+            twin.last_catalyst = twin.pot.newest
         return twin

@@ -1,4 +1,4 @@
-"""Where and with what results were made."""
+"""A record of the machine and the command behind each run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from infinipot.machine import machine
 
 
 def note(folder: Path, model: Model, command: list[str]) -> None:
-    """Add a line to runs.jsonl: results themselves hold nothing that differs from one run to the
-    next."""
+    """Add a line to runs.jsonl. The results themselves are equal for equal runs."""
     line = {"command": ["infinipot", *command], **model.about, **machine()}
     with open(folder / "runs.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line, ensure_ascii=False) + "\n")

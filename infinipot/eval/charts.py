@@ -1,68 +1,73 @@
-"""Figures, as PNG for a page and SVG for paper."""
+"""Figures, as PNG files for the screen and SVG files for print."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from infinipot.optional import EVAL, need
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Cells = Mapping[tuple[float, int], float | None]
-"""(depth, length) -> share of right answers, 0 .. 1; None, or no cell, where nothing was measured."""
+"""(depth, length) -> share of right answers, 0 .. 1. None, or no cell, for no measurement."""
 NOTHING = "#e4e4e4"
+DARK = "#222222"
 COLORS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e2b", "#7b5ea7", "#4d4d4d", "#17a2b8", "#a05a2c")
 MARKS = "osD^vP*X"
 
 
 def figure(width: float, height: float) -> Any:
-    made = need("matplotlib.figure", "a figure", EVAL).Figure(
-        figsize=(width, height), layout="constrained"
-    )
+    """A new matplotlib figure, width and height in inches."""
+    figures = need("matplotlib.figure", "a figure", EVAL)
+    drawing = figures.Figure(figsize=(width, height), layout="constrained")
     need("matplotlib", "a figure", EVAL).rcParams.update(
         {"font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "infinipot"}
     )
-    return made
+    return drawing
 
 
-def save(made: Any, path: Path) -> list[Path]:
-    """path without ending -> path.png and path.svg, the same bytes for the same figure."""
+def save(drawing: Any, path: Path) -> list[Path]:
+    """Write PATH.png and PATH.svg. The same figure always gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(path.name + ending) for ending in (".png", ".svg")]
-    made.savefig(files[0], dpi=160, facecolor="white")
-    made.savefig(files[1], facecolor="white", metadata={"Date": None})
+    drawing.savefig(files[0], dpi=160, facecolor="white")
+    drawing.savefig(files[1], facecolor="white", metadata={"Date": None})
     return files
 
 
 def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -> list[Path]:
-    """Length across, depth down, red to green, one panel a method. label: a length -> what stands
-    below its column."""
+    """One panel per method: lengths across, depths down, colours from red to green.
+
+    label: a function that turns a length into the text below its column.
+    """
     lengths = sorted({length for cells in panels.values() for _, length in cells})
     depths = sorted({depth for cells in panels.values() for depth, _ in cells})
     across = min(len(panels), max(1, 12 // max(3, len(lengths))))
     down = math.ceil(len(panels) / across)
     cell_width = max(0.62, 2.2 / len(lengths))
     cell_height = 0.46
-    made = figure(
+    drawing = figure(
         across * (len(lengths) * cell_width + 0.35) + 1.5,
         down * (len(depths) * cell_height + 0.75) + 0.7,
     )
-    axes = made.subplots(down, across, squeeze=False)
+    axes = drawing.subplots(down, across, squeeze=False)
     image = None
-    for number, axis in enumerate(axes.flat):
-        if number >= len(panels):
-            axis.set_visible(False)
-            continue
-        name, cells = list(panels.items())[number]
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for number, (axis, (name, cells)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         image = heat_map(axis, cells, lengths, depths, label)
         axis.set_title(_wrapped(name, max(14, int(len(lengths) * cell_width * 9.5))), fontsize=10)
         if number % across:
             axis.set_yticklabels([""] * len(depths))
-    made.suptitle(title, fontsize=11)
-    made.supxlabel("tokens", fontsize=10)
-    made.supylabel("depth", fontsize=10)
-    made.colorbar(
+    drawing.suptitle(title, fontsize=11)
+    drawing.supxlabel("tokens", fontsize=10)
+    drawing.supylabel("depth", fontsize=10)
+    drawing.colorbar(
         image,
         ax=axes,
         shrink=0.9,
@@ -70,14 +75,16 @@ def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -
         ticks=[0, 0.5, 1],
         format=lambda value, _: f"{100 * value:.0f} %",
     )
-    return save(made, path)
+    return save(drawing, path)
 
 
 def heat_map(
     axis: Any, cells: Cells, lengths: Sequence[int], depths: Sequence[float], label: Any
 ) -> Any:
-    """One panel: its cells, red to green, each with its number, so that colours are not needed to
-    read it. Returns the image, for a bar."""
+    """One panel. Every cell has a number, so the panel is readable without colours.
+
+    Returns the image, for a colour bar.
+    """
     colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
     values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
     grid = [[math.nan if value is None else value for value in row] for row in values]
@@ -89,84 +96,88 @@ def heat_map(
     axis.tick_params(which="both", length=0)
     axis.grid(which="minor", color="white", linewidth=2)
     axis.spines[:].set_visible(False)
+    style = {"ha": "center", "va": "center", "fontsize": 10}
     for y, row in enumerate(values):
         for x, value in enumerate(row):
-            dark = value is not None and not 0.2 < value < 0.85
             if value is None:
-                text = "–"
+                axis.text(x, y, "–", color=DARK, **style)
             else:
-                text = f"{100 * value:.0f}"
-            axis.text(
-                x,
-                y,
-                text,
-                ha="center",
-                va="center",
-                fontsize=10,
-                color="white" if dark else "#222222",
-            )
+                if 0.2 < value < 0.85:
+                    color = DARK
+                else:
+                    color = "white"
+                axis.text(x, y, f"{100 * value:.0f}", color=color, **style)
     return image
 
 
 def _wrapped(name: str, width: int) -> str:
-    import textwrap
-
     return "\n".join(textwrap.wrap(name, width))
 
 
+class Axes(TypedDict, total=False):
+    """log: x axis by doublings. ticks: place on the x axis -> label. floor: lowest y."""
+
+    log: bool
+    ticks: Mapping[float, str]
+    floor: float
+
+
 def curves(
-    series: Mapping[str, Sequence[tuple[float, float]]], *, title: str, across: str, up: str, path: Path, log: bool = False,
-    ticks: Mapping[float, str] | None = None, floor: float | None = None,
-) -> list[Path]:  # fmt: skip
-    """Lines over x, one a method. log: x by doublings. floor: the y axis starts here."""
-    made = figure(7.2, 3.6 + 0.22 * math.ceil(len(series) / _columns(series)))
-    axis = made.subplots()
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    title: str,
+    across: str,
+    up: str,
+    path: Path,
+    **axes: Unpack[Axes],
+) -> list[Path]:
+    """One line per method. across, up: labels of the axes."""
+    drawing = figure(7.2, 3.6 + 0.22 * math.ceil(len(series) / _columns(series)))
+    axis = drawing.subplots()
     for number, (name, points) in enumerate(series.items()):
-        some = len(points) <= 24
-        color = COLORS[number % len(COLORS)]
-        mark = MARKS[number % len(MARKS)]
-        axis.plot(*zip(*points, strict=True), label=name, color=color, marker=mark if some else None, markersize=5, linewidth=1.8,
-                  linestyle="-" if number < len(COLORS) else "--")  # fmt: skip
-    if log:
+        style: dict[str, Any] = {"color": COLORS[number % len(COLORS)], "linestyle": "-"}
+        if number >= len(COLORS):
+            style["linestyle"] = "--"
+        if len(points) <= 24:
+            style["marker"] = MARKS[number % len(MARKS)]
+        axis.plot(*zip(*points, strict=True), label=name, markersize=5, linewidth=1.8, **style)
+    if axes.get("log"):
         axis.set_xscale("log", base=2)
-    if ticks:
+    if ticks := axes.get("ticks"):
         axis.set_xticks(list(ticks), list(ticks.values()))
         axis.minorticks_off()
-    if floor is not None:
-        axis.set_ylim(bottom=floor)
+    if "floor" in axes:
+        axis.set_ylim(bottom=axes["floor"])
     axis.set(xlabel=across, ylabel=up)
     axis.set_title(_wrapped(title, 80), fontsize=11)
     axis.grid(color="#dddddd", linewidth=0.7)
     axis.spines[["top", "right"]].set_visible(False)
-    made.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=_columns(series))
-    return save(made, path)
+    drawing.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=_columns(series))
+    return save(drawing, path)
 
 
 def _columns(names: Mapping[str, Any]) -> int:
-    """Columns of a legend below a figure."""
+    """The number of columns of a legend below a figure."""
     return max(1, min(3, 100 // max(map(len, names))))
 
 
 def bars(
     groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path: Path
 ) -> list[Path]:
-    """groups: what stands below -> the bars above it by name. One series only: no legend."""
+    """Bars in groups. groups: label of the group -> name of the bar -> height.
+
+    With only one name there is no legend.
+    """
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    made = figure(max(5.0, 1.2 + 0.34 * len(names) * len(groups) + 0.5 * len(groups)), 3.8)
-    axis = made.subplots()
+    drawing = figure(max(5.0, 1.2 + 0.34 * len(names) * len(groups) + 0.5 * len(groups)), 3.8)
+    axis = drawing.subplots()
     width = 0.8 / len(names)
     for number, name in enumerate(names):
         places = [x + (number - (len(names) - 1) / 2) * width for x in range(len(groups))]
         heights = [group.get(name, math.nan) for group in groups.values()]
-        drawn = axis.bar(
-            places, heights, width * 0.92, label=name, color=COLORS[number % len(COLORS)]
-        )
-        axis.bar_label(
-            drawn,
-            fmt=lambda value: "" if math.isnan(value) else f"{value:.1f}",
-            fontsize=8,
-            padding=1,
-        )
+        color = COLORS[number % len(COLORS)]
+        container = axis.bar(places, heights, width * 0.92, label=name, color=color)
+        axis.bar_label(container, fmt=_bar_number, fontsize=8, padding=1)
     axis.set_xticks(range(len(groups)), [_wrapped(group, 14) for group in groups])
     axis.set_title(_wrapped(title, 80), fontsize=11)
     axis.set_ylabel(up)
@@ -175,7 +186,13 @@ def bars(
     axis.spines[["top", "right"]].set_visible(False)
     if len(names) > 1:
         axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return save(made, path)
+    return save(drawing, path)
+
+
+def _bar_number(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return f"{value:.1f}"
 
 
 def shades(
@@ -187,11 +204,15 @@ def shades(
     legend: str,
     path: Path,
 ) -> list[Path]:
-    """Matrices side by side, light to dark: row 0 at the top, columns stretched over the text from
-    0 to 1."""
+    """Matrices side by side, as shades from dark to light.
+
+    Row 0 is at the top. The columns cover the text from 0 to 1.
+    """
     wide = min(3, len(rows))
-    made = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
-    axes = made.subplots(math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True)
+    drawing = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
+    axes = drawing.subplots(
+        math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True
+    )
     top = max(max(row) for matrix in rows.values() for row in matrix) or 1.0
     image = None
     for axis in list(axes.flat)[len(rows) :]:
@@ -207,8 +228,8 @@ def shades(
             interpolation="nearest",
         )
         axis.set_title(_wrapped(name, 30), fontsize=10)
-    made.suptitle(title, fontsize=11)
-    made.supxlabel(across, fontsize=10)
-    made.supylabel(up, fontsize=10)
-    made.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=legend)
-    return save(made, path)
+    drawing.suptitle(title, fontsize=11)
+    drawing.supxlabel(across, fontsize=10)
+    drawing.supylabel(up, fontsize=10)
+    drawing.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=legend)
+    return save(drawing, path)

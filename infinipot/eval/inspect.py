@@ -1,4 +1,4 @@
-"""Which tokens of a text are still in the pot, drawn over the text (paper, appendix D)."""
+"""A page that shows which tokens of a text are still in the pot (paper, appendix D)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,31 @@ from infinipot.session import Session
 from infinipot.text.chat_template import Dialogue
 
 LONGEST = 200_000
-"""Tokens that a browser can still show one by one."""
+"""The most tokens that a browser can show one by one."""
 
 
 def kept_places(session: Session, count: int) -> Tensor:
-    """Which of the first `count` tokens read are still there, [L, K, count] bool, L being the
-    bounded layers."""
-    kept = []
+    """Which of the first `count` tokens are still in the pot, [L, K, count] bool.
+
+    L is the number of bounded layers.
+    """
+    layers = []
     for layer in session.pot.bounded:
         places = session.pot.described(layer)[0][0].cpu()  # [K, P]
-        kept.append(
-            torch.zeros(
-                places.shape[0], max(count, int(places.max()) + 1), dtype=torch.bool
-            ).scatter_(1, places, True)[:, :count]
-        )
-    return torch.stack(kept)
+        width = max(count, int(places.max()) + 1)
+        mask = torch.zeros(places.shape[0], width, dtype=torch.bool)
+        layers.append(mask.scatter_(1, places, True)[:, :count])
+    return torch.stack(layers)
 
 
 @dataclass(frozen=True)
 class Look:
-    """A text after reading. pieces: what each token shows of it, the template's head first. kept
-    [L, K, N]."""
+    """A text after reading.
+
+    pieces: the text of each token, first those of the template's head. pinned: tokens of the head.
+    kept: [L, K, N]. novelty: of each token in nats, None in the head. known: whether the method
+    knew the question during reading. facts: a line about the method and the reading.
+    """
 
     pieces: list[str]
     pinned: int
@@ -52,8 +56,10 @@ class Look:
 
 
 def pieces_of(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
-    """Ids, and the part of the text that each stands for: together they are the text. Of a
-    character's several tokens the first has it."""
+    """The ids, and the part of the text for each id. The parts joined are the text.
+
+    If a character has several tokens, the first one gets the character.
+    """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     parts = []
     done = 0
@@ -71,17 +77,19 @@ def look(
     method: Method,
     text: str,
     question: str | None,
-    *,
     system: str | None = None,
-    max_tokens: int = 64,
+    **sampling: Any,
 ) -> Look:
-    """Read a text, with the question in mind if the method is to know it, and answer.
+    """Read a text, and answer the question if there is one.
 
-    model: its name on the page. ValueError for texts too long to show.
+    The method knows the question during reading only if it is aware of it. model: its name on the
+    page. sampling: options of the answer, as in `Session.ask`. Raises ValueError for a text that is
+    too long to show.
     """
-    if method.policy.reads == "ends":
+    if method.policy.cuts:
         raise ValueError(
-            f"policy {method.config.policy!r} never reads the middle of the text, so there is nothing to see of it"
+            f"policy {method.policy.name!r} never reads the middle of the text, so there is no "
+            "selection to show: use another policy"
         )
     ids, parts = pieces_of(replica.tokenizer, text)
     if len(ids) > LONGEST:
@@ -89,59 +97,76 @@ def look(
             f"the text has {len(ids):,} tokens; a page can show {LONGEST:,}: give a shorter one"
         )
     head = Dialogue(replica.tokenizer, system, True).head()
-    shown_head = [str(replica.tokenizer.decode([token])) for token in head]
     session = open_session(replica, method.config, system=system)
+    losses = read(session, ids, question if method.aware else None, len(head))
+    kept = kept_places(session, len(head) + len(ids))
+    facts = described(session, model, method)
+    if question:
+        answer = session.ask(question, **sampling)
+    else:
+        answer = None
+    return Look(
+        pieces=[*[str(replica.tokenizer.decode([token])) for token in head], *parts],
+        pinned=len(head),
+        kept=kept,
+        novelty=[None] * len(head) + [round(loss, 2) for loss in losses],
+        question=question,
+        known=method.aware,
+        answer=answer,
+        facts=facts,
+    )
+
+
+def read(session: Session, ids: list[int], question: str | None, head: int) -> list[float]:
+    """Read the ids. Returns the novelty of each. head: tokens before the text."""
     losses: list[float] = []
 
     def note() -> None:
-        fresh = session.stats.tokens_read - len(head) - len(losses)
+        fresh = session.stats.tokens_read - head - len(losses)
         losses.extend(session.pot.novelty[0, -fresh:].tolist())
 
     session.score_all()
-    session.append(ids, question=question if method.aware else None, progress=note)
-    kept = kept_places(session, len(head) + len(ids))
+    session.append(ids, question=question, progress=note)
+    return losses
+
+
+def described(session: Session, model: str, method: Method) -> str:
+    """A line about the method and the reading."""
     stats = session.stats
     size = session.pot.size
-    if question:
-        answer = session.ask(question, max_tokens=max_tokens)
+    if size:
+        bound = f"of {size:,}"
     else:
-        answer = None
+        bound = "without a bound"
     options = [
         f"{name} {value}"
         for name, value in method.options.items()
         if name not in ("pot_size", "catalyst")
     ]
-    facts = (
-        " · ".join([model, ", ".join([method.config.policy, *options])])
-        + f" · {stats.tokens_read:,} tokens read in a pot "
-        + (f"of {size:,}" if size else "without a bound")
-        + f", {stats.distillations:,} distillations, {stats.entries:,} entries left in each layer and head"
-    )
-    novelty = [None] * len(head) + [round(loss, 2) for loss in losses]
-    return Look(shown_head + parts, len(head), kept, novelty, question, method.aware, answer, facts)
-
-
-def page(seen: Look) -> str:
-    """One HTML file with everything in it."""
-    data = {
-        "facts": seen.facts,
-        "question": seen.question,
-        "known": seen.known,
-        "answer": seen.answer,
-        "pieces": seen.pieces,
-        "pinned": seen.pinned,
-        "novelty": seen.novelty,
-        "layers": seen.kept.shape[0],
-        "heads": seen.kept.shape[1],
-        "bits": base64.b64encode(
-            np.packbits(seen.kept.numpy().ravel(), bitorder="little").tobytes()
-        ).decode(),
-    }
-    # nothing in a text can end the script
-    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     return (
-        importlib.resources.files("infinipot.eval")
-        .joinpath("inspect.html")
-        .read_text("utf-8")
-        .replace("DATA", text, 1)
+        f"{model} · {', '.join([method.policy.name, *options])}"
+        f" · {stats.tokens_read:,} tokens read in a pot {bound}"
+        f", {stats.distillations:,} distillations"
+        f", {stats.entries:,} entries left in each layer and head"
     )
+
+
+def page(look: Look) -> str:
+    """One HTML file that needs no other file."""
+    bits = np.packbits(look.kept.numpy().ravel(), bitorder="little")
+    data = {
+        "facts": look.facts,
+        "question": look.question,
+        "known": look.known,
+        "answer": look.answer,
+        "pieces": look.pieces,
+        "pinned": look.pinned,
+        "novelty": look.novelty,
+        "layers": look.kept.shape[0],
+        "heads": look.kept.shape[1],
+        "bits": base64.b64encode(bits.tobytes()).decode(),
+    }
+    # without "<", no text can close the script element
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    template = importlib.resources.files("infinipot.eval").joinpath("inspect.html")
+    return template.read_text("utf-8").replace("DATA", text, 1)

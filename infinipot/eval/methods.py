@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from infinipot.checks import known
-from infinipot.config import RECIPES, PotConfig
-from infinipot.policies import POLICIES, Policy
-
-PROBE = 0.37
-"""A share that no policy has by itself: one that gives it back lets novelty have what was wanted."""
-LATE = frozenset({"newest", "received"})
-"""What the question itself decides where all is read first and distilled behind it (prefill="whole")."""
+from infinipot.checks import RENAMED, known
+from infinipot.config import NAMES, RECIPES, PotConfig, matters
+from infinipot.engine.plan import Plan
+from infinipot.engine.reader import LATE
+from infinipot.policies import POLICIES, Policy, UnknownOption, policy_of
+from infinipot.policies.registry import OUTSIDE, renamed
 
 
 @dataclass(frozen=True)
 class Method:
-    """label: as given, `infinipot` or `infinipot:novelty=0.25`. config: every option filled in."""
+    """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: every option
+    filled in. prompts: names that a study has for prompts."""
 
     label: str
     config: PotConfig
+    prompts: tuple[tuple[str, str], ...] = ()
 
     @property
     def policy(self) -> Policy:
-        return POLICIES[self.config.policy]()
+        return self.config.policy
 
     @property
     def aware(self) -> bool:
         """Whether the question is given while the text is read: it is the catalyst."""
-        return self.config.catalyst == "question"
+        return bool(self.policy.catalyst == "question")
 
     @property
     def question(self) -> str | None:
-        """`known` or `unknown` when it is chosen what survives; None where the policy would make no use of a question."""
-        if self.aware or (self.config.prefill == "whole" and self.policy.needs(self.config.novelty) & LATE):
+        """`known` or `unknown` when it is chosen what survives; None where the policy would make no
+        use of a question."""
+        if self.aware or (self.config.prefill == "whole" and self.policy.needs() & LATE):
             return "known"
-        return None if self.config.catalyst is None else "unknown"
+        if self.policy.catalyst is None:
+            return None
+        return "unknown"
 
     @property
     def bounded(self) -> bool:
         """Whether memory is bounded while the text is read."""
-        return self.policy.reads != "all" and self.config.prefill == "bounded"
+        return (self.policy.bounded or self.policy.cuts) and self.config.prefill == "bounded"
 
     @property
     def windowed(self) -> bool:
@@ -53,66 +57,166 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What tells this method from another of the same policy: options that count for it and are not the defaults."""
-        config, policy = self.config, self.policy
-        if policy.reads == "all":
-            return {name: getattr(config, name) for name in ("group", "neighbours")} if policy.grouped else {}
-        if policy.reads == "ends":
-            return {"pot_size": config.pot_size}
+        """What tells this method from another of the same policy: options that count for it and are
+        not the defaults, under the names that results have always had."""
+        policy = self.policy
+        if not policy.bounded:
+            if policy.cuts:
+                return {"pot_size": self.config.pot_size}
+            return policy.values
         different = {
-            field.name: value
-            for field in dataclasses.fields(PotConfig)
-            if field.name not in ("policy", "chunk_tokens") and (value := getattr(config, field.name)) != field.default
+            name: value
+            for name, value in self.config.changed.items()
+            if name not in ("policy", "chunk_tokens")
         }
-        different = {name: list(value) if isinstance(value, tuple) else value for name, value in different.items()}
-        sized = ("distill_to", "recent", "pool", "pool_kind") if policy.share(PROBE) == PROBE else ("distill_to",)
-        return {**different, "pot_size": config.pot_size, **{name: config.own(name) for name in sized}}
+        different |= {"pot_size": self.config.pot_size, "distill_to": self.config.survivors}
+        if "novelty" in policy.options():
+            layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
+            different |= {"recent": layer.recent, "pool": layer.pool, "pool_mode": layer.pool_mode}
+        if policy.catalyst is not None:
+            different["catalyst"] = {text: name for name, text in self.prompts}.get(
+                policy.catalyst, policy.catalyst
+            )
+        older = {new: old for old, new in RENAMED.items()}
+        return {
+            older.get(name, name): list(value) if isinstance(value, tuple) else value
+            for name, value in different.items()
+        }
 
 
-def method(label: str, base: dict[str, Any], asked: bool = True, preset: str | None = None) -> Method:
-    """One method from `policy[:option=value...]` on top of shared options. What stands in the label counts more than `preset=` there, and that
-    more than base; preset, below base, is for those policies alone that let novelty choose, as the recipes do.
+def split(text: str, mark: str) -> list[str]:
+    """Parts of a text between marks that stand in no parentheses, brackets or quotes."""
+    parts = [""]
+    depth = 0
+    quote = ""
+    for letter in text:
+        if quote:
+            if letter == quote:
+                quote = ""
+            else:
+                quote = quote
+        elif letter in "'\"" and depth:
+            quote = letter
+        depth += 0 if quote else (letter in "([{") - (letter in ")]}")
+        if letter == mark and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
 
-    asked: there is a question; then it is the catalyst of a policy that has one, unless said otherwise, else the general catalyst is.
-    Options that a policy does not look at are left out.
-    """
-    policy, *changes = label.split(":")
-    known("policy", policy, POLICIES)
-    policy_ = POLICIES[policy]()
-    novel = policy_.share(PROBE) == PROBE
+
+def parts_of(label: str) -> tuple[str, list[str]]:
+    """`infinipot:novelty=0.25` or `package.module:Class(alpha=0.3):pot_size=512` -> the policy, and
+    what stands behind it."""
+    first, *others = split(label, ":")
+    if first not in POLICIES and others and OUTSIDE.fullmatch(f"{first}:{others[0]}"):
+        return f"{first}:{others[0]}", others[1:]
+    return first, others
+
+
+def changes_of(
+    label: str, policy: Policy, changes: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options by name from `option=value` each; and those of the preset among them."""
     own: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")
         name = name.replace("-", "_")
         if not equals:
-            raise ValueError(f"{label!r} cannot be read: after the policy stands option=value, as in {policy}:novelty=0.25")
-        known("option", name, ["preset", *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy")])
+            raise ValueError(
+                f"{label!r} cannot be read: after the policy stands option=value, as in {policy.name}:novelty=0.25"
+            )
+        known(
+            "option",
+            name,
+            ["preset", *(name for name in NAMES if name != "policy"), *RENAMED, *policy.options()],
+        )
         if name == "preset":
             known("preset", value, RECIPES)
             recipe = RECIPES[value]
         else:
             own[name] = yaml.safe_load(value)
-    shared = {**RECIPES[preset], **base} if preset is not None and novel else base
-    if not novel:  # these go by a catalyst beside novelty, and would be refused
-        shared = {name: value for name, value in shared.items() if name != "contrast" and (name, value) != ("persist", "once")}
+    return renamed(own), recipe
+
+
+def shared_options(policy: Policy, base: Mapping[str, Any], preset: str | None) -> dict[str, Any]:
+    """What a policy takes of the options that are given for all: those that it has and that say
+    nothing else already."""
+    shared = renamed(base)
+    if preset is not None and "novelty" in policy.options():
+        shared = {**RECIPES[preset], **shared}
+    # goes by the catalyst alone
+    if "contrast" not in policy.options() and shared.get("score_memory") == "once":
+        del shared["score_memory"]
+    defaults = {field.name: field.default for field in dataclasses.fields(policy)}
+    changed = {name for name, value in policy.values.items() if value != defaults[name]}
+    return {
+        name: value
+        for name, value in shared.items()
+        if matters(name, policy) and name not in changed
+    }
+
+
+def method(
+    label: str,
+    base: Mapping[str, Any],
+    asked: bool = True,
+    preset: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+) -> Method:
+    """One method from `policy[:option=value...]` on top of shared options. What stands in the label
+    counts more than `preset=` there, and that more than base; preset, below base, is for those
+    policies alone that have its options. Of base, a policy takes the options it has.
+
+    asked: there is a question; then it is the catalyst of a policy that has one, unless said
+    otherwise, else the general catalyst is. prompts: catalysts by names that only a study uses.
+    """
+    named, changes = parts_of(label)
+    policy = policy_of(named)
+    own, recipe = changes_of(label, policy, changes)
+    prompts = prompts or {}
+    if own.get("catalyst") in prompts:
+        own["catalyst"] = prompts[own["catalyst"]]
+    for name in own:
+        if not matters(name, policy):
+            raise UnknownOption(type(policy), name)
     try:
-        config = PotConfig(**{**shared, **recipe, **own, "policy": policy})
+        config = PotConfig(
+            **{**shared_options(policy, base, preset), **recipe, **own, "policy": policy}
+        )
+    except UnknownOption:
+        raise
     except TypeError as problem:  # what a label says is text, so a wrong type is a wrong value
         raise ValueError(f"{label!r}: {problem}") from None
-    if not novel:
-        config = dataclasses.replace(config, novelty=PotConfig.novelty)
-    has_catalyst = "catalyst" in policy_.needs(config.novelty)
-    catalyst = config.catalyst or policy_.catalyst or ("question" if asked else "general")
-    if has_catalyst and catalyst == "question" and not asked:
-        raise ValueError("catalyst='question' is not possible here: there is no question; use general, or a prompt of your own")
-    config = dataclasses.replace(config, catalyst=catalyst if has_catalyst else None)
-    return Method(label, config)
+    if "catalyst" in policy.options():
+        config = config.replace(catalyst=catalyst_of(config.policy, asked))
+    return Method(label, config, tuple(prompts.items()))
 
 
-def methods(labels: str, base: dict[str, Any], asked: bool = True, preset: str | None = None) -> list[Method]:
+def catalyst_of(policy: Policy, asked: bool) -> str | None:
+    """The kind of catalyst: the policy's, else the question if there is one. None where none is
+    read."""
+    if "catalyst" not in policy.needs():
+        return None
+    catalyst: str = policy.catalyst or ("question" if asked else "general")
+    if catalyst == "question" and not asked:
+        raise ValueError(
+            "catalyst='question' is not possible here: there is no question; use general, or a prompt of your own"
+        )
+    return catalyst
+
+
+def methods(
+    labels: str,
+    base: Mapping[str, Any],
+    asked: bool = True,
+    preset: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+) -> list[Method]:
     """Several, separated by commas: `full,truncate,infinipot:novelty=0,infinipot:catalyst=general`."""
-    listed = [method(label.strip(), base, asked, preset) for label in labels.split(",") if label.strip()]
+    texts = [text.strip() for text in split(labels, ",") if text.strip()]
+    listed = [method(text, base, asked, preset, prompts) for text in texts]
     if not listed:
         raise ValueError("no policy is given: name one or several, separated by commas")
     names = [item.label for item in listed]

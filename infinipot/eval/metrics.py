@@ -1,9 +1,10 @@
-"""LongBench's metrics (arXiv 2308.14508, github.com/THUDM/LongBench), 0 .. 1, equal to its own to
-the last quirk.
+"""LongBench's metrics (arXiv 2308.14508, github.com/THUDM/LongBench), from 0 to 1.
 
-The quirks are deliberate: a number inside a longer text counts, classes that are part of the right
-one are crossed out while the list is walked through (so one behind another is left standing), and
-code is judged by its first line without a comment or a backquote.
+The scores are equal to those of LongBench's own code, with its peculiarities:
+- A number inside a longer text counts.
+- Classes that are part of the right class are removed from a list during the iteration over that
+  list. The class after a removed one is skipped and stays.
+- Code is judged by its first line without a comment or a backquote.
 """
 
 from __future__ import annotations
@@ -16,25 +17,28 @@ from collections.abc import Callable, Sequence
 from infinipot.optional import EVAL, need
 
 Metric = Callable[[str, str, Sequence[str]], float]
-"""prediction, one right answer, all classes -> score"""
+"""(prediction, one right answer, all classes) -> score"""
 
-WIDE_PUNCTUATION = "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+WIDE_PUNCTUATION = (
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠"
+    "｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+)
 _NARROW = str.maketrans("", "", string.punctuation)
 _WIDE = str.maketrans("", "", string.punctuation + WIDE_PUNCTUATION)
 
 
-def overlap(said: Sequence[str], right: Sequence[str]) -> float:
+def overlap(prediction: Sequence[str], answer: Sequence[str]) -> float:
     """F1 of two bags of words."""
-    same = sum((Counter(said) & Counter(right)).values())
+    same = sum((Counter(prediction) & Counter(answer)).values())
     if not same:
         return 0.0
-    precision = same / len(said)
-    recall = same / len(right)
+    precision = same / len(prediction)
+    recall = same / len(answer)
     return 2 * precision * recall / (precision + recall)
 
 
 def words(text: str) -> list[str]:
-    """Lower case, without punctuation and articles."""
+    """The words in lower case, without punctuation and articles."""
     return re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_NARROW)).split()
 
 
@@ -47,16 +51,20 @@ def _cut(text: str) -> list[str]:
 
 
 def f1_zh(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    said, right = (
-        [word for part in _cut(text) if (word := "".join(part.lower().translate(_WIDE).split()))]
-        for text in (prediction, answer)
-    )
-    return overlap(said, right)
+    return overlap(_words_zh(prediction), _words_zh(answer))
+
+
+def _words_zh(text: str) -> list[str]:
+    words = ("".join(part.lower().translate(_WIDE).split()) for part in _cut(text))
+    return [word for word in words if word]
 
 
 def rouge(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """ROUGE-L F of the package `rouge`; 0 for texts without a word, and for sentences too long for
-    its recursion."""
+    """ROUGE-L F of the package `rouge`.
+
+    It is 0 for a text without words, and for a sentence that is too long for the package's
+    recursion.
+    """
     scorer = need("rouge", "scoring summaries", EVAL).Rouge(metrics=["rouge-l"])
     try:
         return float(scorer.get_scores([prediction], [answer], avg=True)["rouge-l"]["f"])
@@ -69,20 +77,20 @@ def rouge_zh(prediction: str, answer: str, classes: Sequence[str] = ()) -> float
 
 
 def classification(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    named = [name for name in classes if name in prediction]
-    # while it shrinks: the one behind a removed one is passed over, as in the original
-    for name in named:
+    matches = [name for name in classes if name in prediction]
+    # LongBench removes from the list inside the loop, so the next class is skipped
+    for name in matches:
         if name in answer and name != answer:
-            named.remove(name)
-    if answer in named:
-        return 1 / len(named)
+            matches.remove(name)
+    if answer in matches:
+        return 1 / len(matches)
     return 0.0
 
 
 def _numbers(prediction: str, right: str) -> float:
-    said = re.findall(r"\d+", prediction)
-    if said:
-        return said.count(right) / len(said)
+    numbers = re.findall(r"\d+", prediction)
+    if numbers:
+        return numbers.count(right) / len(numbers)
     return 0.0
 
 
@@ -99,7 +107,7 @@ def retrieval_zh(prediction: str, answer: str, classes: Sequence[str] = ()) -> f
 
 
 def code(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
-    """Edit similarity in whole percent, as fuzzywuzzy gives it with python-Levenshtein."""
+    """Edit similarity in whole percent, equal to fuzzywuzzy with python-Levenshtein."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(sign in line for sign in ("`", "#", "//"))), "")
     if line == answer:
@@ -122,17 +130,18 @@ def score(
     classes: Sequence[str] | None = None,
     first_line: bool = False,
 ) -> float:
-    """The best score against any of the right answers. first_line: only the first line that is not
-    empty counts."""
+    """The best score over all right answers.
+
+    first_line: only the first line of the prediction that is not empty counts.
+    """
     if first_line:
-        said = prediction.lstrip("\n").split("\n")[0]
-    else:
-        said = prediction
-    return max((METRICS[metric](said, answer, classes or ()) for answer in answers), default=0.0)
+        prediction = prediction.lstrip("\n").split("\n")[0]
+    points = [METRICS[metric](prediction, answer, classes or ()) for answer in answers]
+    return max(points, default=0.0)
 
 
 def needed(metrics: set[str]) -> None:
-    """Refuse now, before the model runs, if a package for one of these is missing."""
+    """Raise ValueError if a metric needs a package that is missing, before the model runs."""
     samples = {"retrieval": ("1", "Paragraph 1"), "retrieval_zh": ("1", "段落1")}
     for metric in sorted(metrics):
         METRICS[metric](*samples.get(metric, ("one", "two")), ())

@@ -1,4 +1,4 @@
-"""Tables and figures anew, from whatever results a folder holds."""
+"""Tables and figures from all results in a folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from infinipot.eval.tasks import lm_harness, longbench, needle, perplexity
 
 
 def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
-    """Returns the tables as text, and the files written. ValueError if the folder holds no results."""
+    """Write tables and figures. Returns the tables as text, and the paths of the files.
+
+    Raises ValueError if the folder has no results.
+    """
     out.mkdir(parents=True, exist_ok=True)
     texts: list[str] = []
     files: list[Path] = []
@@ -21,11 +24,12 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
     ):
         records = results.read(folder, name, key)
         if records:
-            text, written = write(records, out)
+            text, paths = write(records, out)
             texts.append(text)
-            files += written
+            files += paths
     if not texts:
         raise ValueError(
-            f"{folder} holds no results: there is no needle.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl"
+            f"{folder} has no results: give a folder with needle.jsonl, longbench.jsonl, "
+            "perplexity.jsonl or lm.jsonl"
         )
     return "\n\n".join(texts), files

@@ -1,4 +1,4 @@
-"""From needle results to a table and a heat map."""
+"""Needle results as a table and a heat map."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from infinipot.eval.tables import markdown, name_key, names, tokens
 def shares(
     records: Sequence[Record], what: str = "right"
 ) -> dict[str, dict[tuple[float, int], float | None]]:
-    """By method: (depth, length) -> share of trials in which `what` holds."""
-    named = names(records)
-    found: dict[str, dict[tuple[float, int], list[float]]] = {}
+    """Method -> (depth, length) -> mean of the field `what` over the trials."""
+    name_of = names(records)
+    values: dict[str, dict[tuple[float, int], list[float]]] = {}
     for record in records:
-        cells = found.setdefault(named[name_key(record)], {})
+        cells = values.setdefault(name_of[name_key(record)], {})
         if record[what] is not None:
             cells.setdefault((record["depth"], record["length"]), []).append(float(record[what]))
     return {
-        name: {cell: sum(values) / len(values) for cell, values in cells.items()}
-        for name, cells in found.items()
+        name: {cell: sum(trials) / len(trials) for cell, trials in cells.items()}
+        for name, cells in values.items()
     }
 
 
 def trials(records: Sequence[Record]) -> str:
-    """How many trials a cell has, as words: the fewest, and the most if that differs."""
+    """The number of trials per cell as text: the lowest, and the highest if it is different."""
     counts: dict[str, int] = {}
     for record in records:
         cell = f"{name_key(record)} {record['depth']} {record['length']}"
@@ -40,7 +40,7 @@ def trials(records: Sequence[Record]) -> str:
 
 
 def table(records: Sequence[Record], what: str = "right") -> str:
-    """Methods down, lengths across, the depths in a cell: 95 / 90 / 100."""
+    """Methods down, lengths across. A cell has all depths: 95 / 90 / 100."""
     cells = shares(records, what)
     lengths = sorted({record["length"] for record in records})
     depths = sorted({record["depth"] for record in records})
@@ -49,7 +49,7 @@ def table(records: Sequence[Record], what: str = "right") -> str:
         values = [cells[name].get((depth, length)) for depth in depths]
         if all(value is None for value in values):
             return "–"
-        return " / ".join("–" if value is None else f"{100 * value:.0f}" for value in values)
+        return " / ".join(_percent(value) for value in values)
 
     head = [
         "%, at depth " + " / ".join(f"{depth:g}" for depth in depths),
@@ -58,17 +58,23 @@ def table(records: Sequence[Record], what: str = "right") -> str:
     return markdown(head, [[name, *[cell(name, length) for length in lengths]] for name in cells])
 
 
+def _percent(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.0f}"
+
+
 def groups(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Needles of different kinds or in different haystacks are different tests: never in one
-    figure."""
-    found: dict[str, list[Record]] = {}
+    """The records by kind of needle and haystack. Different groups never share a figure."""
+    grouped: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(f"{record['kind']}-{Path(record['haystack']).stem}", []).append(record)
-    return found
+        name = f"{record['kind']}-{Path(record['haystack']).stem}"
+        grouped.setdefault(name, []).append(record)
+    return grouped
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
-    """Table and heat map of every test among the results. Returns the text and the files written."""
+    """Write a table and a heat map of every group. Returns the text and the paths of the files."""
     texts = []
     files = []
     for name, some in groups(records).items():

@@ -19,7 +19,7 @@ from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
 from infinipot.model.load import EMBEDDED, best_device, best_dtype, load
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.optional import RAY, need
 
 Progress = Callable[[int, int, str], None]
@@ -40,7 +40,9 @@ class Model:
     def label(self) -> str:
         """The Hub id, or the name of the file or folder."""
         path = Path(self.name)
-        return self.name if self.name == EMBEDDED or not path.exists() else path.resolve().name
+        if self.name == EMBEDDED or not path.exists():
+            return self.name
+        return path.resolve().name
 
     @property
     def precision(self) -> str:
@@ -65,18 +67,21 @@ class Replica:
             loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
         except OSError as problem:
             raise ValueError(str(problem)) from problem
-        self.host = Host(loaded)
+        self.host = ModelRunner(loaded)
         self.cache: dict[str, Any] = {}
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Replica:
         """Of a model that is loaded already."""
         made = cls.__new__(cls)
-        made.host, made.tokenizer, made.cache = Host(model), tokenizer, {}
+        made.host = ModelRunner(model)
+        made.tokenizer = tokenizer
+        made.cache = {}
         return made
 
     def work(self, unit: Unit) -> Work:
-        """The unit's records; or why there are none: it does not fit on the device, or not in the pot."""
+        """The unit's records; or why there are none: it does not fit on the device, or not in the
+        pot."""
         try:
             return unit.run(self)
         except NoRoom as problem:
@@ -90,7 +95,8 @@ class Replica:
 
 
 class Unit(Protocol):
-    """What is done at once: usually one reading and the questions about it. Its records depend on nothing but itself and the model."""
+    """What is done at once: usually one reading and the questions about it. Its records depend on
+    nothing but itself and the model."""
 
     @property
     def title(self) -> str: ...
@@ -106,7 +112,9 @@ def shard_of(text: str) -> tuple[int, int]:
     """`2/8` -> (2, 8): the second of eight parts."""
     number, _, count = text.partition("/")
     if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        raise ValueError(f"shard={text!r} is not allowed: it must be i/n with i from 1 to n, as in 2/8")
+        raise ValueError(
+            f"shard={text!r} is not allowed: it must be i/n with i from 1 to n, as in 2/8"
+        )
     return int(number), int(count)
 
 
@@ -122,14 +130,17 @@ def sweep(
     replica: Replica | None = None,
     progress: Progress = lambda done, total, what: None,
 ) -> list[str]:
-    """Do what of the plan is not done yet, and add it to the results. Returns the titles of units that could not be done, and why.
+    """Do what of the plan is not done yet, and add it to the results. Returns the titles of units
+    that could not be done, and why.
 
-    shard: (i, n), every n-th unit from the i-th on. limit: not more units than this in all. workers: processes, each with the model; on
-    several GPUs they take turns. ray: the address of a cluster, "local" for one on this machine. replica: a loaded model, for one process.
+    shard: (i, n), every n-th unit from the i-th on. limit: not more units than this in all.
+    workers: processes, each with the model; on several GPUs they take turns. ray: the address of a
+    cluster, "local" for one on this machine. replica: a loaded model, for one process.
     """
     mine = list(units)[shard[0] - 1 :: shard[1]][:limit]
     left = [unit for unit in mine if not all(results.has(key) for key in unit.keys())]  # noqa: SIM118 (a method)
-    done, failed = len(mine) - len(left), []
+    done = len(mine) - len(left)
+    failed = []
     progress(done, len(mine), "")
     if ray is not None:
         stream = on_ray(left, model, ray)
@@ -156,7 +167,8 @@ def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tu
 
 
 _MAKE: list[Callable[[], Replica]] = []
-"""In a worker process: what gives its model, loaded when it is first needed, so that failing at it is told like any other failure."""
+"""In a worker process: what gives its model, loaded when it is first needed, so that failing at it
+is told like any other failure."""
 
 
 def _begin(model: Model, numbers: Any, threads: int | None) -> None:
@@ -169,14 +181,18 @@ def _work(unit: Any) -> Work:
 
 
 def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[Any, Work]]:
-    """Results as they come. Only a few units are handed out at a time, so that an interrupted run stops soon."""
+    """Results as they come. Only a few units are handed out at a time, so that an interrupted run
+    stops soon."""
     context = multiprocessing.get_context("spawn")
     numbers = context.Queue()
     for number in range(count):
         numbers.put(number)
     threads = max(1, (os.cpu_count() or 1) // count)
-    pool = concurrent.futures.ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(model, numbers, threads))
-    waiting, running = iter(units), dict[Any, Any]()
+    pool = concurrent.futures.ProcessPoolExecutor(
+        count, mp_context=context, initializer=_begin, initargs=(model, numbers, threads)
+    )
+    waiting = iter(units)
+    running = dict[Any, Any]()
     try:
         for unit in waiting:
             running[pool.submit(_work, unit)] = unit
@@ -198,14 +214,22 @@ def on_ray(units: list[Any], model: Model, address: str) -> Iterator[tuple[Any, 
     """One replica a GPU of the cluster; without GPUs, one for every two CPUs."""
     ray = need("ray", "sweeps on a cluster", RAY)
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
-    gpus, cpus = int(ray.cluster_resources().get("GPU", 0)), int(ray.cluster_resources().get("CPU", 1))
-    share = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    cpus = int(ray.cluster_resources().get("CPU", 1))
+    if gpus:
+        share = {"num_gpus": 1}
+    else:
+        share = {"num_cpus": 1}
     count = min(len(units), gpus or max(1, cpus // 2))
     if not count:
         return
-    actors = [ray.remote(**share)(Replica).remote(model, 0, None if gpus else 1) for _ in range(count)]
+    actors = [
+        ray.remote(**share)(Replica).remote(model, 0, None if gpus else 1) for _ in range(count)
+    ]
     waiting = iter(units)
-    running = {actor.work.remote(unit): (actor, unit) for actor, unit in zip(actors, waiting, strict=False)}
+    running = {
+        actor.work.remote(unit): (actor, unit) for actor, unit in zip(actors, waiting, strict=False)
+    }
     while running:
         (ready,), _ = ray.wait(list(running), num_returns=1)
         actor, unit = running.pop(ready)

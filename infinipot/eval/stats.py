@@ -1,4 +1,4 @@
-"""Means over tasks, and how sure a difference between two methods is."""
+"""Means over tasks, and confidence intervals."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ROUNDS = 2000
 
 
 def task_means(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Scores by task and row -> the mean of each task. A task without rows has no mean."""
+    """The mean score of each task that has rows. scores: task -> row -> score."""
     return {task: float(np.mean(list(rows.values()))) for task, rows in scores.items() if rows}
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """None of nothing: what was not measured is no zero."""
+    """The mean, or None for no values."""
     if values:
         return float(np.mean(values))
     return None
@@ -27,12 +27,12 @@ def paired_difference(
     second: Mapping[str, Mapping[str, float]],
     rounds: int = ROUNDS,
 ) -> tuple[float, tuple[float, float] | None]:
-    """second - first, as the mean of task means over rows that both have, with a 95 % interval by
-    paired bootstrap.
+    """second - first, as the mean of task means, with a 95 % interval by paired bootstrap.
 
-    Rows are drawn anew within each task, the same ones for both methods. The random numbers depend
-    on the tasks only, so the interval is repeatable; there is none where a task has a single row,
-    which tells nothing of its chance. ValueError if they share no row.
+    Only rows of both methods count. The bootstrap draws rows within each task, the same rows for
+    both methods. Its random numbers depend on the tasks only, so the interval is reproducible. The
+    interval is None if a task has a single row, because one row has no spread. Raises ValueError if
+    the methods share no row.
     """
     shared = {task: sorted(set(first[task]) & set(second.get(task, {}))) for task in sorted(first)}
     gaps = {
@@ -45,18 +45,18 @@ def paired_difference(
     gap = float(np.mean([np.mean(rows) for rows in gaps.values()]))
     if min(map(len, gaps.values())) < 2:
         return gap, None
-    drawn = np.zeros(rounds)
+    samples = np.zeros(rounds)
     for task, rows in gaps.items():
         seed = int.from_bytes(hashlib.sha256(task.encode()).digest()[:4], "big")
         values = np.asarray(rows)
         picks = np.random.default_rng(seed).integers(len(values), size=(rounds, len(values)))
-        drawn += values[picks].mean(axis=1)
-    low, high = np.quantile(drawn / len(gaps), [0.025, 0.975])
+        samples += values[picks].mean(axis=1)
+    low, high = np.quantile(samples / len(gaps), [0.025, 0.975])
     return gap, (float(low), float(high))
 
 
 def share_interval(right: int, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share, 0 .. 1: honest also at 0 of 8 and 8 of 8."""
+    """Wilson's 95 % interval of a share, 0 .. 1. It is valid at 0 of 8 and 8 of 8 too."""
     z = 1.96
     share = right / count
     scale = 1 + z * z / count

@@ -23,10 +23,20 @@ class Study:
     against: str | None = None
 
 
+PROMPTS = {
+    "general-1": "Write down the key points of the text above, with the names, numbers and dates that matter.",
+    "general-2": "What is the text above about? Explain it to somebody who has not read it.",
+}
+"""Two more ways to ask for what is important, which only the study of catalysts uses."""
 CATALYSTS = ("plain", "unrelated", "general", "general-1", "general-2", "question")
 SHARES = (0, 0.25, 0.5, 0.75, 1)
 SIZES = (1024, 2048, 4096, 8192)
-SIZED = ("truncate", "streaming:distill_to={half}", "infinipot:preset=paper:distill_to={half}", "infinipot")
+SIZED = (
+    "truncate",
+    "streaming:distill_to={half}",
+    "infinipot:preset=paper:distill_to={half}",
+    "infinipot",
+)
 PLAIN = ":novelty=0:catalyst=plain"
 KEPT = ("0:catalyst=plain", "0:catalyst=general", "0:catalyst=question", "0.5:catalyst=question")
 STUDIES = {
@@ -45,12 +55,17 @@ STUDIES = {
     "memory": Study(
         "pots of 1K to 8K (Figure 6): LongBench rows",
         "longbench",
-        ",".join(f"{policy.format(half=size // 2)}:pot_size={size}" for policy in SIZED for size in SIZES),
+        ",".join(
+            f"{policy.format(half=size // 2)}:pot_size={size}" for policy in SIZED for size in SIZES
+        ),
     ),
     "ablation": Study(
         "without novelty, catalyst, CR-RoPE (Table 4): needles",
         "needle",
-        ",".join(f"infinipot:preset=paper{less}" for less in ("", ":novelty=0", PLAIN, f"{PLAIN}:context_reset=false")),
+        ",".join(
+            f"infinipot:preset=paper{less}"
+            for less in ("", ":novelty=0", PLAIN, f"{PLAIN}:context_reset=false")
+        ),
     ),
     "kept": Study(
         "kept entries against those attended to without a bound (Figures 2 and 3): LongBench rows",
@@ -58,7 +73,9 @@ STUDIES = {
         ",".join(["sliding_window", *(f"infinipot:preset=paper:novelty={kind}" for kind in KEPT)]),
     ),
     "hops": Study(
-        "facts along a chain across cycles (open question 2): generated texts", "hops", "streaming,infinipot:catalyst=general,infinipot"
+        "facts along a chain across cycles (open question 2): generated texts",
+        "hops",
+        "streaming,infinipot:catalyst=general,infinipot",
     ),
 }
 
@@ -68,23 +85,45 @@ def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
     files: list[Path] = []
     for kind in dict.fromkeys(record["rows"] for record in records):
         some = [record for record in records if record["rows"] == kind]
-        means = {label: mean(list(task_means(found).values())) for label, found in scores.by_label(some).items()}
+        means = {
+            label: mean(list(task_means(found).values()))
+            for label, found in scores.by_label(some).items()
+        }
         known = {label: value for label, value in means.items() if value is not None}
         title = f"{kind} rows, mean of tasks · {', '.join(sorted({record['model'] for record in some}))}"
         path = folder / f"{name}-{'genuine' if kind == 'LongBench' else 'style'}"
         if not known:
             continue
         if name == "catalyst":
-            shown = {label.removeprefix("infinipot:preset=paper:catalyst="): {"score": value} for label, value in known.items()}
+            shown = {
+                label.removeprefix("infinipot:preset=paper:catalyst="): {"score": value}
+                for label, value in known.items()
+            }
             files += charts.bars(shown, title=title, up="score", path=path)
         elif name == "novelty":
             points = [(float(label.rpartition("=")[2]), value) for label, value in known.items()]
-            files += charts.curves({"infinipot": points}, title=title, across="novelty's share of the survivors", up="score", path=path)
+            files += charts.curves(
+                {"infinipot": points},
+                title=title,
+                across="novelty's share of the survivors",
+                up="score",
+                path=path,
+            )
         else:
             series: dict[str, list[tuple[float, float]]] = {}
             for label, value in known.items():
                 policy, _, size = label.partition(":pot_size=")
-                series.setdefault(policy.replace(f":distill_to={int(size) // 2}", ""), []).append((float(size), value))
+                series.setdefault(policy.replace(f":distill_to={int(size) // 2}", ""), []).append(
+                    (float(size), value)
+                )
             ticks = {float(size): tokens(size) for size in SIZES}
-            files += charts.curves(series, title=title, across="pot size, entries", up="score", path=path, log=True, ticks=ticks)
+            files += charts.curves(
+                series,
+                title=title,
+                across="pot size, entries",
+                up="score",
+                path=path,
+                log=True,
+                ticks=ticks,
+            )
     return files

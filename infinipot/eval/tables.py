@@ -1,4 +1,4 @@
-"""Tables for people: markdown that is also legible as it is."""
+"""Tables in markdown that are readable as plain text too."""
 
 from __future__ import annotations
 
@@ -8,29 +8,21 @@ from infinipot.eval.results import Record
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table with its columns lined up; all but the first are numbers, to the right."""
+    """A table with aligned columns: the first to the left, all others to the right."""
     cells = [list(head), *[list(row) for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
 
     def line(row: Sequence[str]) -> str:
-        return (
-            "| "
-            + " | ".join(
-                cell.ljust(w) if not n else cell.rjust(w)
-                for n, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            + " |"
-        )
+        aligned = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        aligned[0] = row[0].ljust(widths[0])
+        return f"| {' | '.join(aligned)} |"
 
-    rule = (
-        "|"
-        + "|".join("-" * (w + 2) if not n else "-" * (w + 1) + ":" for n, w in enumerate(widths))
-        + "|"
-    )
-    return "\n".join([line(cells[0]), rule, *map(line, cells[1:])]) + "\n"
+    rules = ["-" * (widths[0] + 2), *["-" * (width + 1) + ":" for width in widths[1:]]]
+    return "\n".join([line(cells[0]), f"|{'|'.join(rules)}|", *map(line, cells[1:])]) + "\n"
 
 
 def number(value: float | None, digits: int = 1) -> str:
+    """The number with so many digits after the point, or a dash for None."""
     if value is None:
         return "–"
     return f"{value:.{digits}f}"
@@ -45,31 +37,41 @@ def tokens(count: int) -> str:
 
 
 def names(records: Iterable[Record]) -> dict[str, str]:
-    """A name for every method among the records, in order of appearance: its label, whether the
-    question was known while it read, and only as much else as tells it from the others. The keys
-    are those of `name_key`."""
+    """`name_key` -> the name of the method, in order of appearance.
+
+    A name has the label of the method and whether it knew the question during reading. Model and
+    dtype are in the name only if the records have several. Options are in the name only if methods
+    of the same label differ in them.
+    """
     first: dict[str, Record] = {}
     for record in records:
         first.setdefault(name_key(record), record)
-    shown: dict[str, str] = {}
+    name_of: dict[str, str] = {}
     different = [
         name for name in ("model", "dtype") if len({record[name] for record in first.values()}) > 1
     ]
     for key, record in first.items():
-        alike = [other for other in first.values() if other["method"] == record["method"]]
-        changed = {name for other in alike for name in {**other["options"], **record["options"]}
-                   if other["options"].get(name) != record["options"].get(name)}  # fmt: skip
-        parts = [
-            record["method"].replace(":catalyst=question", "").replace(":", " ").replace("=", " ")
-        ]
-        parts += [f"question {record['question']}"] * bool(record["question"])
+        label = record["method"].replace(":catalyst=question", "")
+        parts = [label.replace(":", " ").replace("=", " ")]
+        if record["question"]:
+            parts.append(f"question {record['question']}")
         parts += [record[name] for name in different]
-        parts += [f"{name} {record['options'].get(name, 'default')}" for name in sorted(changed)]
-        shown[key] = ", ".join(parts)
-    return shown
+        alike = [other for other in first.values() if other["method"] == record["method"]]
+        for name in sorted(_different_options(record["options"], [r["options"] for r in alike])):
+            parts.append(f"{name} {record['options'].get(name, 'default')}")
+        name_of[key] = ", ".join(parts)
+    return name_of
+
+
+def _different_options(own: Record, others: Iterable[Record]) -> set[str]:
+    """The options in which a method differs from one of the others."""
+    return {
+        name for other in others for name in {**other, **own} if other.get(name) != own.get(name)
+    }
 
 
 def name_key(record: Record) -> str:
+    """What identifies a method among records."""
     return str(
         [record[name] for name in ("method", "question", "model", "dtype")]
         + sorted(record["options"].items(), key=str)

@@ -1,5 +1,4 @@
-"""What an evaluation does with a session: read ids, ask, and see how surely the right answer would
-come."""
+"""Sessions of an evaluation: questions as ids, and the probability of the right answer."""
 
 from __future__ import annotations
 
@@ -22,14 +21,14 @@ def open_session(
 
 
 def head_tokens(replica: Replica, system: str | None = None) -> int:
-    """How many pinned tokens stand before a text: its first token has this place."""
+    """The number of pinned tokens before a text, which is the place of its first token."""
     return len(Dialogue(replica.tokenizer, system, True).head())
 
 
 def question_ids(
     replica: Replica, question: str, prefix: str = "", system: str | None = None
 ) -> list[int]:
-    """A question after a text, as `Session.ask` reads it, and the first words of the answer."""
+    """The ids of a question after a text, as in `Session.ask`, and of the answer's first words."""
     dialogue = Dialogue(replica.tokenizer, system, True)
     dialogue.in_text = True
     return dialogue.question(question) + fragment(replica.tokenizer, prefix)
@@ -37,25 +36,23 @@ def question_ids(
 
 @dataclass
 class Forced:
-    """A `pick` that says what it is told, and notes what the model would have said."""
+    """A `pick` that returns the given ids, and notes how the model rates them."""
 
     ids: list[int]
-    said: int = 0
     loss: float = 0.0
-    """Nats of all ids together."""
+    """The loss of all ids together, in nats."""
     first: list[bool] = field(default_factory=list)
-    """Whether each was the model's first choice."""
+    """For each id, whether it was the model's first choice."""
 
     def __call__(self, logits: Tensor) -> int:
-        token = self.ids[self.said]
-        self.said += 1
+        token = self.ids[len(self.first)]
         self.loss -= float(logits[0].log_softmax(dim=-1)[token])
         self.first.append(int(logits.argmax()) == token)
         return token
 
 
 def force(session: Session, prompt: list[int], answer: list[int]) -> Forced:
-    """Let the session say `answer` after `prompt`; it is afterwards as it was before."""
+    """Make the session answer `answer` after `prompt`. The session itself does not change."""
     forced = Forced(answer)
     for _ in session.stream_ids(prompt, max_tokens=len(answer), pick=forced, stop_ids=set()):
         pass
@@ -63,13 +60,14 @@ def force(session: Session, prompt: list[int], answer: list[int]) -> Forced:
 
 
 def kept_share(session: Session, start: int, stop: int) -> float:
-    """Share of the tokens at places [start, stop) that are still in the pot, mean over layers and
-    KV heads."""
-    wanted = torch.arange(start, stop)
+    """The share of the tokens at places [start, stop) that are still in the pot.
+
+    Mean over layers and KV heads.
+    """
+    tokens = torch.arange(start, stop)
     shares = []
     for layer in session.pot.bounded:
         places = session.pot.described(layer)[0][0].cpu()  # [K, P]
-        shares.append(
-            torch.stack([torch.isin(wanted, head).float().mean() for head in places]).mean()
-        )
+        heads = [torch.isin(tokens, head).float().mean() for head in places]
+        shares.append(torch.stack(heads).mean())
     return float(torch.stack(shares).mean())

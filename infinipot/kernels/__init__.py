@@ -1,1 +1,1 @@
-"""Fused Triton kernels, and what launches them."""
+"""Fused Triton kernels, and the functions that launch them."""

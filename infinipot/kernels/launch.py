@@ -1,5 +1,8 @@
-"""Fused Triton kernels for CUDA devices. Each has a naive twin in plain torch, with which it is
-compared: `positions.turn`, `novelty`."""
+"""Calls of the fused Triton kernels, for CUDA devices.
+
+Every kernel has a reference in plain torch, and the tests compare the two: `cache.rope.rotate`,
+`scoring.novelty.add_losses`, `model.fused_norms.rms_norm`, `model.attention.attention`.
+"""
 
 from __future__ import annotations
 
@@ -18,70 +21,67 @@ def available() -> bool:
 
 
 def fits(x: Tensor) -> bool:
-    """Whether a kernel takes this tensor."""
+    """Whether the kernels accept this tensor."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and available()
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:
-    # off a GPU Triton's interpreter may run them
     if x.is_cuda:
         return torch.cuda.device(x.device)
-    return nullcontext()
+    return nullcontext()  # on a CPU, Triton's interpreter runs the kernels
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
-    """`positions.turn` in one pass. x [B, heads, N, D]; cos, sin [positions, d/2] float32; places
-    [N] int64: row n turns by cos[places[n]]."""
+def _dense_rows(x: Tensor) -> Tensor:
+    """x, with the elements of the last dimension next to each other in memory."""
+    if x.stride(-1) == 1:
+        return x
+    return x.contiguous()
+
+
+def _next_power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:
+    """Rotary embedding in one pass, as `cache.rope.rotate`.
+
+    x: [B, heads, N, D]. cos, sin: [positions, d/2] float32. places: [N] int64; row n uses
+    cos[places[n]] and sin[places[n]].
+    """
+    from infinipot.kernels import triton
+
     batch, heads, rows, width = x.shape
     half = cos.shape[-1]
-    if x.stride(-1) == 1:
-        x = x
-    else:
-        x = x.contiguous()
+    x = _dense_rows(x)
     out = torch.empty((batch, heads, rows, width), dtype=x.dtype, device=x.device)
     if width > 2 * half:
         out[..., 2 * half :] = x[..., 2 * half :]
+    second = half
+    step = 1
     if style == "interleaved":
         second = 1
         step = 2
+    if style == "half_reversed":
+        sign = -1.0
     else:
-        second = half
-        step = 1
+        sign = 1.0
     if rows > 1:
         tile = 16
     else:
         tile = 1
-    padded = 1 << (half - 1).bit_length()
-    grid = ((rows + tile - 1) // tile, batch * heads)
+    grid = (-(-rows // tile), batch * heads)
     strides = (*x.stride()[:3], *out.stride()[:3])
-    from infinipot.kernels import triton
-
+    layout = (half, _next_power_of_2(half), tile, 0, second, step, sign)
     with _on(x):
-        triton.turn[grid](
-            x,
-            out,
-            cos,
-            sin,
-            places,
-            rows,
-            heads,
-            *strides,
-            half,
-            padded,
-            tile,
-            0,
-            second,
-            step,
-            -1.0 if style == "half_reversed" else 1.0,
-        )
+        triton.rotate[grid](x, out, cos, sin, places, rows, heads, *strides, *layout)
     return out
 
 
 def add_losses(logits: Tensor, targets: Tensor, start: int, total: Tensor, own: Tensor) -> None:
-    """Add a block of columns to `total` [R] float32 (running log-sum-exp, begun at -inf) and `own`
-    [R] float32 (each target's logit).
+    """Add a block of the vocabulary's columns to the running sums, in place.
 
-    logits: [R, columns], of the ids from `start` on. targets: ids [R] int64.
+    logits: [R, columns], for the token ids from `start` on. targets: token ids [R] int64. total:
+    [R] float32, the running log-sum-exp; it starts at -inf. own: [R] float32, the target's logit.
     """
     from infinipot.kernels import triton
 
@@ -92,32 +92,29 @@ def add_losses(logits: Tensor, targets: Tensor, start: int, total: Tensor, own: 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
-    """`norms.rms_norm` in one pass: x [..., D] contiguous, weight [D]."""
+    """RMS norm in one pass, as `model.fused_norms.rms_norm`. x: [..., D]. weight: [D]."""
     from infinipot.kernels import triton
 
     x = x.contiguous()
     out = torch.empty_like(x)
     width = x.shape[-1]
+    if width < 2048:
+        warps = 4
+    else:
+        warps = 8
     with _on(x):
         triton.rms_norm[(x.numel() // width,)](
-            x,
-            weight,
-            out,
-            eps,
-            width,
-            kind,
-            1 << (width - 1).bit_length(),
-            num_warps=4 if width < 2048 else 8,
+            x, weight, out, eps, width, kind, _next_power_of_2(width), num_warps=warps
         )
     return out
 
 
 PART = 128
-"""Slots that one program of `attend` looks at, unless there are more than 64 such parts."""
+"""Slots per program of `attend`. Above 64 programs each takes more indices instead."""
 
 
 def attends(query: Tensor, kv_heads: int) -> bool:
-    """Whether `attend` takes these queries [B, H, 1, D]: a head dimension that is a power of two."""
+    """Whether `attend` accepts these queries [B, H, 1, D]; D must be a power of two."""
     width = query.shape[-1]
     return (
         fits(query)
@@ -128,68 +125,52 @@ def attends(query: Tensor, kv_heads: int) -> bool:
 
 
 def append(
-    key: Tensor, turned: Tensor, value: Tensor, places: Tensor, slots: Tensor, size: int
+    key: Tensor, rotated: Tensor, value: Tensor, places: Tensor, indices: Tensor, size: int
 ) -> None:
-    """Put an entry into each of several pots. key, turned, value: [B, K, 1, D], raw, rotated, and
-    value; slots: [B] where to.
+    """Write one new entry into each of several pots.
 
-    places: addresses [3, B] int64 of the pots' raw keys, rotated keys and values, each contiguous
-    [1, K, size, D].
+    key, rotated, value: [B, K, 1, D]; the raw key, the rotated key and the value. places: [3, B]
+    int64, the addresses of the pots' buffers for them; each buffer is contiguous [1, K, size, D].
+    indices: [B], the slot to write in each pot.
     """
     from infinipot.kernels import triton
 
     batch, heads, _, width = key.shape
-    key, turned, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (key, turned, value))
-    strides = (stride for x in (key, turned, value) for stride in x.stride()[:2])
+    entry = [_dense_rows(x) for x in (key, rotated, value)]
+    strides = [stride for x in entry for stride in x.stride()[:2]]
     with _on(key):
         triton.append[(batch, heads)](
-            key, turned, value, places, slots, *strides, size, width, 1 << (width - 1).bit_length()
+            *entry, places, indices, *strides, size, width, _next_power_of_2(width)
         )
 
 
 def attend(
-    query: Tensor, places: Tensor, slots: Tensor, size: int, kv_heads: int, scaling: float
+    query: Tensor, places: Tensor, indices: Tensor, size: int, kv_heads: int, scaling: float
 ) -> Tensor:
-    """Attention of one new token a pot, in slot slots[b], over its entries up to there. query:
-    rotated, [B, H, 1, D] -> [B, 1, H, D].
+    """Attention of one new token per pot over the entries up to its slot, indices[b].
 
-    places: as for `append`. The naive twin is `attention.attention` with the slots not taken
-    masked.
+    query: rotated, [B, H, 1, D]; the result is [B, 1, H, D]. places: as for `append`. The reference
+    is `model.attention.attention`, with the empty indices masked.
     """
     from infinipot.kernels import triton
 
     batch, heads, _, width = query.shape
-    if query.stride(-1) == 1:
-        query = query
-    else:
-        query = query.contiguous()
+    query = _dense_rows(query)
     group = heads // kv_heads
-    tile = max(16, 1 << (group - 1).bit_length())
+    tile = max(16, _next_power_of_2(group))
     share = max(PART, -(-size // 64 // 64) * 64)
     parts = -(-size // share)
-    acc = torch.empty(
-        batch * kv_heads * parts * tile, width, dtype=torch.float32, device=query.device
-    )
-    peak, total = torch.empty(2, acc.shape[0], dtype=torch.float32, device=query.device)
+    rows = batch * kv_heads * parts * tile
+    acc = torch.empty(rows, width, dtype=torch.float32, device=query.device)
+    peak, total = torch.empty(2, rows, dtype=torch.float32, device=query.device)
     out = torch.empty(batch, 1, heads, width, dtype=query.dtype, device=query.device)
+    partial = (acc, peak, total)
+    layout = (size, share, group, tile, width, 64)
     with _on(query):
         triton.attend_part[(batch, kv_heads, parts)](
-            query,
-            places,
-            slots,
-            acc,
-            peak,
-            total,
-            *query.stride()[:2],
-            scaling,
-            size,
-            share,
-            group,
-            tile,
-            width,
-            64,
+            query, places, indices, *partial, *query.stride()[:2], scaling, *layout
         )
         triton.attend_join[(batch, heads)](
-            acc, peak, total, out, parts, group, tile, width, 1 << (parts - 1).bit_length()
+            *partial, out, parts, group, tile, width, _next_power_of_2(parts)
         )
     return out

@@ -1,4 +1,4 @@
-"""The Triton kernels themselves; importing this takes seconds. `kernels` calls them."""
+"""The Triton kernels. Importing this module takes seconds; `launch` imports it when needed."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
@@ -6,7 +6,7 @@ import triton.language as tl
 
 
 @triton.jit
-def turn(
+def rotate(
     x,
     out,
     cos,
@@ -28,7 +28,7 @@ def turn(
     step: tl.constexpr,
     sign: tl.constexpr,
 ):
-    """Rotate a tile of rows of one head: pairs (a, b) stand at first + step*j and second + step*j."""
+    """Rotate a tile of rows of one head. Pair j is at first + step*j and second + step*j."""
     n = tl.program_id(0) * tile + tl.arange(0, tile)
     batch = tl.program_id(1) // heads
     head = tl.program_id(1) % heads
@@ -47,19 +47,19 @@ def turn(
 
 @triton.jit
 def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, tile: tl.constexpr):
-    """One row: log-sum-exp over its columns, and the target's own logit if it is among them."""
+    """For one row: the log-sum-exp over its columns, and the target's logit if it is in them."""
     row = tl.program_id(0)
     base = logits + row.to(tl.int64) * stride
     largest = float("-inf")
-    summed = 0.0
+    mass = 0.0
     for begin in range(0, columns, tile):
         j = begin + tl.arange(0, tile)
         x = tl.load(base + j, mask=j < columns, other=float("-inf")).to(tl.float32)
         peak = tl.maximum(largest, tl.max(x, axis=0))
-        summed = summed * tl.exp(largest - peak) + tl.sum(tl.exp(x - peak), axis=0)
+        mass = mass * tl.exp(largest - peak) + tl.sum(tl.exp(x - peak), axis=0)
         largest = peak
     before = tl.load(total + row)
-    now = largest + tl.log(summed)
+    now = largest + tl.log(mass)
     high = tl.maximum(before, now)
     tl.store(total + row, high + tl.log(tl.exp(before - high) + tl.exp(now - high)))
     place = tl.load(targets + row) - start
@@ -69,8 +69,11 @@ def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, ti
 
 @triton.jit
 def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexpr):
-    """One row. kind 0: rounded, then weighed; 1: weighed in float32; 2: weighed in float32 by one
-    more than the weight."""
+    """Normalise one row.
+
+    kind 0: round, then multiply by the weight. kind 1: multiply in float32. kind 2: multiply in
+    float32 by 1 + weight.
+    """
     row = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, padded)
     a = tl.load(x + row * width + j, mask=j < width, other=0.0).to(tl.float32)
@@ -88,7 +91,7 @@ def rms_norm(x, weight, out, eps, width, kind: tl.constexpr, padded: tl.constexp
 @triton.jit
 def append(
     key,
-    turned,
+    rotated,
     value,
     places,
     slots,
@@ -102,8 +105,10 @@ def append(
     width: tl.constexpr,
     padded: tl.constexpr,
 ):
-    """Put one entry of one head of one pot into its slot: raw key, rotated key, value. places:
-    addresses [3, B] of the pots' buffers."""
+    """Write one entry of one head of one pot into its slot: raw key, rotated key, value.
+
+    places: [3, B], the addresses of the pots' buffers.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1)
     rows = tl.num_programs(0)
@@ -111,7 +116,7 @@ def append(
     kind = tl.pointer_type(key.dtype.element_ty)
     offset = (head * size + tl.load(slots + row)) * width + j
     k = tl.load(key + row * kb + head * kh + j, mask=j < width)
-    t = tl.load(turned + row * tb + head * th + j, mask=j < width)
+    t = tl.load(rotated + row * tb + head * th + j, mask=j < width)
     v = tl.load(value + row * vb + head * vh + j, mask=j < width)
     tl.store(tl.load(places + row).to(kind) + offset, k, mask=j < width)
     tl.store(tl.load(places + rows + row).to(kind) + offset, t, mask=j < width)
@@ -119,10 +124,27 @@ def append(
 
 
 @triton.jit
-def attend_part(query, places, slots, acc, peak, total, qb, qh, scale, size, share,
-                group: tl.constexpr, tile: tl.constexpr, width: tl.constexpr, block: tl.constexpr):  # fmt: skip
-    """Attention of one new token's query heads of one KV head over a share of the slots taken,
-    unnormalised."""
+def attend_part(
+    query,
+    places,
+    slots,
+    acc,
+    peak,
+    total,
+    qb,
+    qh,
+    scale,
+    size,
+    share,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Attention over one share of the filled slots, for the query heads of one KV head.
+
+    The result is not normalised; `attend_join` does that.
+    """
     row = tl.program_id(0)
     head = tl.program_id(1)
     part = tl.program_id(2)
@@ -141,25 +163,25 @@ def attend_part(query, places, slots, acc, peak, total, qb, qh, scale, size, sha
         other=0.0,
     )
     high = tl.full((tile,), float("-inf"), tl.float32)
-    summed = tl.zeros((tile,), tl.float32)
-    mixed = tl.zeros((tile, width), tl.float32)
+    mass = tl.zeros((tile,), tl.float32)
+    mix = tl.zeros((tile, width), tl.float32)
     begin = part * share
     for start in range(begin, tl.minimum(begin + share, slot + 1), block):
         n = start + tl.arange(0, block)
-        taken = (n <= slot) & (n < begin + share)
-        k = tl.load(keys + n[:, None] * width + d[None, :], mask=taken[:, None], other=0.0)
-        s = tl.where(taken[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        filled = (n <= slot) & (n < begin + share)
+        k = tl.load(keys + n[:, None] * width + d[None, :], mask=filled[:, None], other=0.0)
+        s = tl.where(filled[None, :], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         now = tl.maximum(high, tl.max(s, axis=1))
         p = tl.exp(s - now[:, None])
         fade = tl.exp(high - now)
-        v = tl.load(values + n[:, None] * width + d[None, :], mask=taken[:, None], other=0.0)
-        mixed = mixed * fade[:, None] + tl.dot(p.to(v.dtype), v)
-        summed = summed * fade + tl.sum(p, axis=1)
+        v = tl.load(values + n[:, None] * width + d[None, :], mask=filled[:, None], other=0.0)
+        mix = mix * fade[:, None] + tl.dot(p.to(v.dtype), v)
+        mass = mass * fade + tl.sum(p, axis=1)
         high = now
     at = ((row * heads + head) * parts + part) * tile + g
     tl.store(peak + at, high)
-    tl.store(total + at, summed)
-    tl.store(acc + at[:, None] * width + d[None, :], mixed)
+    tl.store(total + at, mass)
+    tl.store(acc + at[:, None] * width + d[None, :], mix)
 
 
 @triton.jit
@@ -174,7 +196,7 @@ def attend_join(
     width: tl.constexpr,
     padded: tl.constexpr,
 ):
-    """Join the shares of one query head. out: [B, H, D]."""
+    """Combine the shares of one query head and normalise. out: [B, H, D]."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     heads = tl.num_programs(1)
@@ -183,7 +205,7 @@ def attend_join(
     at = ((row * (heads // group) + head // group) * parts + part) * tile + head % group
     high = tl.load(peak + at, mask=part < parts, other=float("-inf"))
     weight = tl.exp(high - tl.max(high, axis=0))
-    summed = tl.sum(weight * tl.load(total + at, mask=part < parts, other=0.0), axis=0)
-    mixed = tl.load(acc + at[:, None] * width + d[None, :], mask=(part < parts)[:, None], other=0.0)
-    joined = tl.sum(mixed * weight[:, None], axis=0) / summed
-    tl.store(out + (row * heads + head) * width + d, joined.to(out.dtype.element_ty))
+    mass = tl.sum(weight * tl.load(total + at, mask=part < parts, other=0.0), axis=0)
+    mix = tl.load(acc + at[:, None] * width + d[None, :], mask=(part < parts)[:, None], other=0.0)
+    result = tl.sum(mix * weight[:, None], axis=0) / mass
+    tl.store(out + (row * heads + head) * width + d, result.to(out.dtype.element_ty))

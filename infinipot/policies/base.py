@@ -1,37 +1,43 @@
-"""What a policy is: given what was observed of a full pot, it says which entries survive."""
+"""Policies: they decide which entries of a full pot survive."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from infinipot.scoring.selection import choose, pool
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+QUESTION = (None, "question")
+"""Kinds of catalyst for a known question. None: not decided yet."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One layer of a full pot, as a policy sees it. `P` counts the entries that may be distilled; pinned ones are not among them.
+    """One layer of a full pot. `P` is the number of entries without the pinned ones.
 
     keys, values     [B, K, P, D]  keys before rotary embedding
     rotated          [B, K, P, D]  keys as attention reads them
-    index            [B, K, P]     place of each entry's token in the text, int64
+    index            [B, K, P]     place of the token in the text, int64
     novelty          [B, K, P]     NuC in nats, float32
-    catalyst         [B, K, P]     CaP representativeness: attention received from the catalyst's rows together
-    received         [B, K, P]     attention received from all tokens of the text since the entry was read, together
-    newest           [B, K, P]     attention received from the newest `window` tokens of the text together
-    replay           [B, K, P]     most attention received from any one row while the text is read once more behind the catalyst
-    past             [B, K, S]     the scores with which the S first entries survived last time; None unless scores persist
-    share                          part of the free slots that novelty fills, 0 .. 1
-    sinks, recent                  how many of the first and of the last entries must stay
-    window                         how many newest tokens `newest` speaks of
-    pool, pool_kind                how scores are smoothed along the slots
-    shared_heads                   whether all heads keep the same entries
-    persist                        how much of its past score an entry keeps, 0 .. 1; "once": all of it, and no other
+    catalyst         [B, K, P]     CaP representativeness: attention from all rows of the catalyst, summed
+    received         [B, K, P]     attention from all tokens read since the entry, summed
+    newest           [B, K, P]     attention from the newest `window` tokens, summed
+    replay           [B, K, P]     maximum attention from any row, while the text is read again behind the catalyst
+    past             [B, K, S]     scores of the first S entries at the last distillation; None if not stored
+    sinks, recent                  number of first and of last entries that must stay
+    window                         number of tokens in `newest`
+    pool, pool_mode                smoothing of scores along the slots
 
-    Attention is float32, reduced to KV heads. What a policy does not need (`Policy.needs`) is None.
+    Attention is float32, reduced to KV heads. Fields that are not in `Policy.needs` are None.
     """
 
     keys: Tensor
@@ -44,78 +50,176 @@ class Observation:
     newest: Tensor | None = None
     replay: Tensor | None = None
     past: Tensor | None = None
-    share: float = 0.0
     sinks: int = 0
     recent: int = 0
     window: int = 0
     pool: int = 0
-    pool_kind: str = "avg"
-    shared_heads: bool = False
-    persist: float | str = 0.0
+    pool_mode: str = "avg"
+
+    def require(self, name: str) -> Tensor:
+        """An observation that the policy names in `needs`. Raises TypeError if it does not."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise TypeError(f"{name} was not observed: a policy must name it in `needs`")
+        return value
 
     def given(self, name: str) -> Tensor:
-        """What a policy needs and has therefore been given."""
-        found: Tensor | None = getattr(self, name)
-        if found is None:
-            raise TypeError(f"{name} was not observed: a policy must name it in `needs`")
-        return found
+        """The old name of `require`."""
+        warnings.warn(
+            "Observation.given is called require now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.require(name)
 
 
+class UnknownOption(TypeError, ValueError):
+    """An option that a policy does not have."""
+
+    def __init__(self, policy: type[Policy], option: str) -> None:
+        self.policy = policy
+        self.option = option
+        options = ", ".join(policy.options()) or "none"
+        super().__init__(
+            f"policy {policy.name!r} has no option {option!r} (its options: {options}): "
+            "leave it out, or choose a policy that has it"
+        )
+
+    def __reduce__(self) -> tuple[type[UnknownOption], tuple[type[Policy], str]]:
+        return UnknownOption, (self.policy, self.option)
+
+
+def fixed(value: Any) -> Any:
+    """A constant instead of an option, for policies that do not have the option."""
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How survivors are chosen. To add one: a file in this folder, a line in `policies/__init__.py`, a test.
+    """Chooses the survivors of a distillation. Its options are the fields of the dataclass, each with
+    a default and a docstring.
 
-    The class variables are defaults for the options of the same names; `recent` and `smoothing` give those that depend on sizes.
+    To write one: derive a frozen, keyword-only dataclass with `score` from this class, or from a
+    class in `policies.options` to inherit options. `PotConfig(policy=MyPolicy(alpha=0.3))` uses it.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    sinks: ClassVar[int] = 0
-    window: ClassVar[int] = 0
-    shared_heads: ClassVar[bool] = False
-    persist: ClassVar[float | str] = 0.0
-    catalyst: ClassVar[str | None] = None
-    """The kind of catalyst, where it is not the question, or `general` without one."""
+    paper: ClassVar[str] = ""
+    bounded: ClassVar[bool] = True
+    """The pot is bounded and distilled. False: all entries stay."""
+    cuts: ClassVar[bool] = False
+    """The middle of the text is never read (truncate)."""
     grouped: ClassVar[bool] = False
-    """Whether distant positions are shared by groups of entries (SelfExtend)."""
-    reads: ClassVar[Literal["pot", "ends", "all"]] = "pot"
-    """What is read: everything into a bounded pot, only the two ends of the text, or everything without a bound."""
+    """Groups of distant entries share a position (SelfExtend)."""
 
-    def recent(self, budget: int, window: int) -> int:
-        """Default of the option `recent`, given |C| and the option `window`."""
-        return 0
+    sinks = fixed(0)
+    recent = fixed(None)
+    window = fixed(0)
+    pool = fixed(None)
+    pool_mode = fixed(None)
+    gqa = fixed("mean")
+    shared_heads = fixed(False)
+    score_memory = fixed(0.0)
+    novelty = fixed(0.0)
+    catalyst = fixed(None)
+    answer_prefix = fixed(None)
+    contrast = fixed(None)
 
-    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        """Defaults of the options `pool` and `pool_kind`, given |C| and whether the question is known."""
-        return 0, "avg"
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+        if "summary" not in cls.__dict__:
+            cls.summary = (cls.__doc__ or cls.__name__).strip().splitlines()[0].rstrip(".")
 
-    def needs(self, share: float) -> frozenset[str]:
-        """Which of {"novelty", "catalyst", "received", "newest", "replay"} must be observed, given novelty's share of the slots."""
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        parameters = inspect.signature(cls.__init__).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            for option in options:
+                if option not in parameters:
+                    raise UnknownOption(cls, option)
+        return super().__new__(cls)
+
+    @classmethod
+    def options(cls) -> list[str]:
+        """Names of the options."""
+        return [field.name for field in dataclasses.fields(cls)]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The options by name."""
+        return {name: getattr(self, name) for name in self.options()}
+
+    def __post_init__(self) -> None:
+        """Raise for impossible values. Overrides call `super().__post_init__()`."""
+
+    # ---------------------------------------------------------------- for the plan
+
+    def needs(self) -> frozenset[str]:
+        """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",
+        "replay"}."""
         return frozenset()
 
-    def score(self, seen: Observation) -> Tensor | None:
-        """How much each entry deserves to stay, [B, K, P]; None if novelty alone decides."""
+    def default_recent(self, budget: int) -> int:
+        """`recent` for a layer of `budget` survivors, if the option is None."""
+        return 0
+
+    def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        """`pool` and `pool_mode`, if the options are None. asked: the question is known before the
+        first distillation."""
+        return 0, "avg"
+
+    def newest_kept(self, budget: int) -> int:
+        """`recent` for a layer of `budget` survivors."""
+        if self.recent is None:
+            return self.default_recent(budget)
+        return int(self.recent)
+
+    def smoothing(self, budget: int, catalyst: str | None) -> tuple[int, str]:
+        """`pool` and `pool_mode` of a layer of `budget` survivors. catalyst: the kind in force. If
+        only one option is set, the other gets the default for an unknown question."""
+        unset = self.pool is None and self.pool_mode is None
+        width, mode = self.default_smoothing(budget, unset and catalyst in QUESTION)
+        if self.pool is not None:
+            width = self.pool
+        if self.pool_mode is not None:
+            mode = self.pool_mode
+        return width, mode
+
+    # ---------------------------------------------------------------- choosing
+
+    def score(self, layer: Observation) -> Tensor | None:
+        """A score of each entry, [B, K, P]: the highest stay. None: only novelty decides."""
         raise TypeError(f"policy {self.name!r} never distils")
 
-    def share(self, wanted: float) -> float:
-        """Novelty's share of the free slots, given the one wanted: none unless the policy says so."""
-        return 0.0
-
-    def judge(self, seen: Observation) -> Tensor | None:
-        """The score with what the options say about heads and the past."""
-        scores = self.score(seen)
+    def judge(self, layer: Observation) -> Tensor | None:
+        """The score after the options `shared_heads` and `score_memory`."""
+        scores = self.score(layer)
         if scores is None:
             return None
-        if seen.shared_heads:
+        if self.shared_heads:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
-        if seen.past is None:
-            return scores if seen.persist != "once" else pool(scores, seen.pool, seen.pool_kind)
-        old, new = scores[..., : seen.past.shape[-1]], scores[..., seen.past.shape[-1] :]
-        if isinstance(seen.persist, str):  # smoothed among what is new: its neighbours will not be the same again
-            return torch.cat((seen.past, pool(new, seen.pool, seen.pool_kind)), dim=-1)
-        return torch.cat((torch.maximum(old, seen.persist * seen.past), new), dim=-1)
+        if layer.past is None:
+            if self.score_memory != "once":
+                return scores
+            return pool(scores, layer.pool, layer.pool_mode)
+        old = scores[..., : layer.past.shape[-1]]
+        new = scores[..., layer.past.shape[-1] :]
+        # smoothed now, as new entries will have other neighbours later
+        if self.score_memory == "once":
+            return torch.cat((layer.past, pool(new, layer.pool, layer.pool_mode)), dim=-1)
+        return torch.cat((torch.maximum(old, self.score_memory * layer.past), new), dim=-1)
 
-    def choose(self, seen: Observation, scores: Tensor | None, budget: int) -> Tensor:
-        """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among them."""
-        smooth = scores if scores is None or seen.persist == "once" else pool(scores, seen.pool, seen.pool_kind)
-        share = self.share(seen.share)
-        return choose(budget, novelty=seen.novelty, scores=smooth, share=share, sinks=seen.sinks, recent=seen.recent)
+    def choose(self, layer: Observation, scores: Tensor | None, budget: int) -> Tensor:
+        """Indices [B, K, budget] of the entries that stay, ascending, with sinks and recent ones."""
+        if scores is not None and self.score_memory != "once":
+            scores = pool(scores, layer.pool, layer.pool_mode)
+        return choose(
+            budget,
+            novelty=layer.novelty,
+            scores=scores,
+            share=self.novelty,
+            sinks=layer.sinks,
+            recent=layer.recent,
+        )

@@ -1,23 +1,29 @@
-"""H2O (arXiv 2306.14048): heavy hitters, which received most attention so far, and as many of the newest."""
+"""H2O (arXiv 2306.14048): heavy hitters, with most attention so far, and as many of the newest."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Attended
 
 
-class H2O(Policy):
-    """With distil_to one less than the pot, one entry leaves per token, as published."""
+@dataclass(frozen=True, kw_only=True)
+class H2O(Attended):
+    """Half of the survivors are the newest. As published, one entry leaves per token: distil_to is
+    one less than pot_size."""
 
     name = "h2o"
     summary = "entries that received most attention so far, and the newest (H2O)"
+    paper = "arXiv 2306.14048"
 
-    def recent(self, budget: int, window: int) -> int:
+    def default_recent(self, budget: int) -> int:
         return budget // 2
 
-    def needs(self, share: float) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:
         return frozenset({"received"})
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.given("received")
+    def score(self, layer: Observation) -> Tensor:
+        return layer.require("received")

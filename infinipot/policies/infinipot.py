@@ -1,32 +1,64 @@
-"""InfiniPot (arXiv 2410.01518): novelty first, then what the catalyst attends to, per head.
+"""InfiniPot (arXiv 2410.01518): novelty first, then attention from the catalyst, per head.
 
-The paper smooths nothing; averages over 7 slots keep phrases whole, which single digits need to survive. A question looks for where its answer
-begins, and the end would be lost: so where there is room for wide windows, what follows a strong entry stays with it. A twelfth is the
-newest text, on which the model goes on (docs/results.md).
+The paper does not smooth scores. Averages over 7 slots keep phrases whole, for example all digits of
+a number. A question attends to the start of its answer: with enough room, the entries after a strong
+entry stay, too. A twelfth of the survivors is the newest text (docs/results.md).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.catalysts import PRESETS
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Attended, Prompted, check_prompt, check_share
 
 
-class InfiniPot(Policy):
+@dataclass(frozen=True, kw_only=True)
+class InfiniPot(Prompted, Attended):
+    """Novel tokens first, then tokens that a prompt, the catalyst, attends to."""
+
     name = "infinipot"
     summary = "novel tokens, and those the catalyst attends to (InfiniPot)"
+    paper = "arXiv 2410.01518"
 
-    def recent(self, budget: int, window: int) -> int:
+    novelty: float = 0.25
+    """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
+    contrast: str | None = None
+    """Divide the catalyst's attention by a second prompt's, to discount tokens that every prompt
+    attends to: `unrelated` is made for it."""
+
+    def __post_init__(self) -> None:
+        check_share("novelty", self.novelty)
+        super().__post_init__()
+        check_prompt("contrast", self.contrast, tuple(PRESETS))
+        if self.contrast is not None and self.novelty >= 1:
+            raise ValueError(
+                f"contrast={self.contrast!r} goes by the catalyst's attention: "
+                "use policy 'infinipot' with novelty below 1"
+            )
+        if self.contrast is not None and self.catalyst == "plain":
+            raise ValueError(
+                f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain'"
+            )
+
+    def default_recent(self, budget: int) -> int:
         return budget // 12
 
-    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        return (45, "trailing") if asked and budget >= 3072 else (7, "avg")
+    def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        if asked and budget >= 3072:
+            return 45, "trailing"
+        return 7, "avg"
 
-    def needs(self, share: float) -> frozenset[str]:
-        return frozenset(({"novelty"} if share > 0 else set()) | ({"catalyst"} if share < 1 else set()))
+    def needs(self) -> frozenset[str]:
+        needs = set()
+        if self.novelty > 0:
+            needs.add("novelty")
+        if self.novelty < 1:
+            needs.add("catalyst")
+        return frozenset(needs)
 
-    def share(self, wanted: float) -> float:
-        return wanted
-
-    def score(self, seen: Observation) -> Tensor | None:
-        return seen.catalyst
+    def score(self, layer: Observation) -> Tensor | None:
+        return layer.catalyst

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Scored
 
 
-class KeyDiff(Policy):
+@dataclass(frozen=True, kw_only=True)
+class KeyDiff(Scored):
     name = "keydiff"
     summary = "entries whose keys are unlike the others (KeyDiff)"
+    paper = "arXiv 2504.15364"
 
-    def score(self, seen: Observation) -> Tensor:
-        directions = F.normalize(seen.rotated.float(), dim=-1)
+    def score(self, layer: Observation) -> Tensor:
+        directions = F.normalize(layer.rotated.float(), dim=-1)
         return -F.cosine_similarity(directions, directions.mean(dim=2, keepdim=True), dim=-1)

@@ -1,17 +1,22 @@
-"""Chance alone, head by head: what every score must beat."""
+"""Random entries in each head: the lower bound for every score."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Scored
 
 
-class Random(Policy):
+@dataclass(frozen=True, kw_only=True)
+class Random(Scored):
     name = "random"
     summary = "entries drawn at random, the same at every reading of a text"
 
-    def score(self, seen: Observation) -> Tensor:
-        chance = torch.Generator().manual_seed(int(seen.index[..., -1].max()))  # the place in the text is the seed
-        return torch.rand(seen.index.shape, generator=chance).to(seen.index.device)
+    def score(self, layer: Observation) -> Tensor:
+        # the place in the text is the seed
+        chance = torch.Generator().manual_seed(int(layer.index[..., -1].max()))
+        return torch.rand(layer.index.shape, generator=chance).to(layer.index.device)

@@ -1,22 +1,28 @@
-"""SirLLM (ACL 2024, long.143): the tokens of the highest cross-entropy, the same in all heads, behind the first four."""
+"""SirLLM (ACL 2024, long.143): the first four tokens, and those of the highest cross-entropy, the
+same in all heads."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.policies.base import Observation, fixed
+from infinipot.policies.options import Ends
 
 
-class SirLLM(Policy):
+@dataclass(frozen=True, kw_only=True)
+class SirLLM(Ends):
     name = "sirllm"
     summary = "the most surprising tokens, the same in all heads (SirLLM)"
-    sinks = 4
+    paper = "ACL 2024, long.143"
+    novelty = fixed(1.0)
 
-    def needs(self, share: float) -> frozenset[str]:
+    sinks: int = 4
+    """First entries after the pinned ones that always stay, counted in distill_to."""
+
+    def needs(self) -> frozenset[str]:
         return frozenset({"novelty"})
 
-    def share(self, wanted: float) -> float:
-        return 1.0
-
-    def score(self, seen: Observation) -> Tensor | None:
+    def score(self, layer: Observation) -> Tensor | None:
         return None

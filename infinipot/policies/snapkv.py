@@ -1,29 +1,42 @@
-"""SnapKV (arXiv 2404.14469): what the newest tokens attend to, smoothed along the text; they themselves stay."""
+"""SnapKV (arXiv 2404.14469): the newest tokens, and entries that they attend to, smoothed along the
+text."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.checks import whole_number
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Attended
 
 
-class SnapKV(Policy):
-    """Inside the bounded loop the newest tokens are those read last before the pot was full; with prefill="whole", those of the question."""
+@dataclass(frozen=True, kw_only=True)
+class SnapKV(Attended):
+    """The newest tokens are the last before the pot is full; with prefill="whole", the question."""
 
     name = "snapkv"
     summary = "what the newest 32 tokens attend to, with its neighbours (SnapKV)"
-    window = 32
+    paper = "arXiv 2404.14469"
 
-    def recent(self, budget: int, window: int) -> int:
-        return min(window, budget // 2)
+    window: int = 32
+    """Number of newest tokens whose attention counts."""
 
-    def smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        return 7, "max"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("window", self.window, 1)
 
-    def needs(self, share: float) -> frozenset[str]:
+    def needs(self) -> frozenset[str]:
         return frozenset({"newest"})
 
-    def score(self, seen: Observation) -> Tensor:
-        before = seen.given("newest").clone()
-        before[..., before.shape[-1] - seen.window :] = 0  # the window votes, and is not voted for
+    def default_recent(self, budget: int) -> int:
+        return min(self.window, budget // 2)
+
+    def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        return 7, "max"
+
+    def score(self, layer: Observation) -> Tensor:
+        before = layer.require("newest").clone()
+        before[..., before.shape[-1] - layer.window :] = 0  # the window itself gets no score
         return before

@@ -1,16 +1,18 @@
-"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. With distil_to one less than the pot, one leaves per token."""
+"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. If distil_to is one less than
+pot_size, one entry leaves per token."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.policies.sliding_window import SlidingWindow
 
 
-class Streaming(Policy):
+@dataclass(frozen=True, kw_only=True)
+class Streaming(SlidingWindow):
     name = "streaming"
     summary = "the first entries and the newest (StreamingLLM)"
-    sinks = 4
+    paper = "arXiv 2309.17453"
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.index.double()
+    sinks: int = 4
+    """First entries after the pinned ones that always stay, counted in distill_to."""

@@ -1,22 +1,35 @@
-"""TOVA (arXiv 2401.06104): what the newest token attends to, its heads taken together."""
+"""TOVA (arXiv 2401.06104): entries that the newest token attends to, the mean over heads."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from infinipot.policies.base import Observation, Policy
+from infinipot.checks import whole_number
+from infinipot.policies.base import Observation
+from infinipot.policies.options import Attended
 
 
-class Tova(Policy):
-    """With distil_to one less than the pot, one entry leaves per token, as published."""
+@dataclass(frozen=True, kw_only=True)
+class Tova(Attended):
+    """As published, one entry leaves per token: distil_to is one less than pot_size."""
 
     name = "tova"
     summary = "what the newest token attends to, all heads together (TOVA)"
-    window = 1
-    shared_heads = True
+    paper = "arXiv 2401.06104"
 
-    def needs(self, share: float) -> frozenset[str]:
+    window: int = 1
+    """Number of newest tokens whose attention counts."""
+    shared_heads: bool = True
+    """Whether all heads of a layer keep the same entries, by the mean of their scores."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number("window", self.window, 1)
+
+    def needs(self) -> frozenset[str]:
         return frozenset({"newest"})
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.given("newest")
+    def score(self, layer: Observation) -> Tensor:
+        return layer.require("newest")

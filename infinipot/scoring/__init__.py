@@ -1,2 +1,4 @@
-"""The paper's maths: how representative and how novel an entry is, and which survive. Plain torch,
-no model."""
+"""The paper's scores, representativeness and novelty, and the choice of survivors.
+
+Plain torch, without a model.
+"""

@@ -1,5 +1,4 @@
-"""NuC: how surprising a token was to the model that knew only the pot (paper, section 3.3.2, Eq.
-4)."""
+"""NuC: how surprising each token was, given the pot (paper, section 3.3.2, Eq. 4)."""
 
 from __future__ import annotations
 
@@ -12,25 +11,29 @@ from torch import Tensor
 from infinipot.kernels import launch
 
 BLOCK = {"cpu": 1 << 12, "mps": 1 << 12, "cuda": 1 << 14}
-"""Columns of the vocabulary at a time, by kind of device. Cut this way, and not by rows, the head's
-weights are read once for a whole chunk. On a CPU blocks are small, for what the C library keeps of
-freed memory is as large as they are: the peak of a long run would wander with it."""
+"""Columns of the vocabulary at a time, by kind of device.
+
+Blocks of columns, not of rows, read the head's weights only once per chunk. Blocks are small on a
+CPU: the C library keeps freed memory of about one block, and large blocks would make the peak
+memory of a long run vary.
+"""
 LOGITS_AT_ONCE = 1 << 24
-"""Most logits alive at a time (64 MiB in float32): never a whole chunk times the vocabulary."""
+"""Most logits in memory at a time (64 MiB in float32). A chunk times the vocabulary is larger."""
 
 Head = Callable[[Tensor, slice], Tensor]
-"""Hidden states [B, T, hidden] and a range of token ids -> logits [B, T, ids], the model's own,
-with its scaling and soft-cap."""
+"""(hidden states [B, T, hidden], range of token ids) -> the model's logits [B, T, ids], with its
+scaling and soft-cap."""
 
 
 def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
-    """-log p(target) in nats, [B, T] float32: the log-sum-exp over all logits, block by block, less
-    the target's own.
+    """-log p(target) in nats, [B, T] float32.
 
-    hidden: [B, T, hidden], row i predicts targets[:, i]. targets: token ids [B, T]. The value a
-    token gets when it is read stays with its entry. Eq. 4 taken literally would score survivors
-    again under the compressed context; but heads keep different tokens, so there is no one
-    compressed text to score them under.
+    It is the log-sum-exp over all logits, block by block, minus the target's logit. hidden:
+    [B, T, hidden]; row i predicts targets[:, i]. targets: token ids [B, T].
+
+    A token is scored once, when it is read, and its entry keeps the value. Eq. 4 taken literally
+    scores survivors again in the compressed context. This is not possible here: heads keep
+    different tokens, so there is no single compressed text.
     """
     rows = max(1, LOGITS_AT_ONCE // block)
     return torch.cat(
@@ -44,45 +47,44 @@ def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block:
 
 def _losses(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
     total = torch.full(targets.shape, -torch.inf, device=hidden.device)
-    wanted = torch.zeros_like(total)
+    own = torch.zeros_like(total)
     targets = targets.to(hidden.device).contiguous()
     for start in range(0, vocabulary, block):
         logits = head(hidden, slice(start, min(start + block, vocabulary)))
         if launch.fits(logits):
             launch.add_losses(
-                logits.flatten(0, 1), targets.view(-1), start, total.view(-1), wanted.view(-1)
+                logits.flatten(0, 1), targets.view(-1), start, total.view(-1), own.view(-1)
             )
         else:
-            total, wanted = add_losses(logits, targets, start, total, wanted)
-    return total - wanted
+            total, own = add_losses(logits, targets, start, total, own)
+    return total - own
 
 
 def add_losses(
     logits: Tensor, targets: Tensor, start: int, total: Tensor, own: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Add a block of columns to the running log-sum-exp `total` and to `own`, each target's logit:
-    [B, T] float32 both.
+    """`total` and `own` after one more block of the vocabulary's columns.
 
-    logits: [B, T, columns], of the ids from `start` on.
+    logits: [B, T, columns], for the ids from `start` on. total: the running log-sum-exp. own: the
+    target's logit. Both are [B, T] float32.
     """
     logits = logits.float()
     place = targets - start
     inside = (place >= 0) & (place < logits.shape[-1])
-    found = logits.gather(-1, place.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
+    picked = logits.gather(-1, place.clamp(0, logits.shape[-1] - 1)[..., None])[..., 0]
     largest = logits.amax(dim=-1)
     part = logits.sub_(largest[..., None]).exp_().sum(dim=-1).log() + largest
-    return torch.logaddexp(total, part), torch.where(inside, found, own)
+    return torch.logaddexp(total, part), torch.where(inside, picked, own)
 
 
-def predicted(logits: Sequence[Tensor | None], said: Tensor) -> Tensor | None:
-    """NuC [B, 1] of one token each that was said, and so predicted just before: logits [1, V]
-    float32 of each, said [B, 1].
+def predicted(logits: Sequence[Tensor | None], targets: Tensor) -> Tensor | None:
+    """NuC [B, 1] of one token per pot, from logits that are known already.
 
-    None where that is not so: several tokens, or logits that are not known.
+    logits: [1, V] float32 of each pot. targets: token ids [B, 1]. None if there are several tokens
+    per pot, or if the logits of a pot are not known.
     """
-    known = [x for x in logits if x is not None]
-    if said.shape[1] > 1 or len(known) < len(logits):
+    rows = [row for row in logits if row is not None]
+    if targets.shape[1] > 1 or len(rows) < len(logits):
         return None
-    return F.cross_entropy(torch.cat(known), said[:, 0].to(known[0].device), reduction="none")[
-        :, None
-    ]
+    targets = targets[:, 0].to(rows[0].device)
+    return F.cross_entropy(torch.cat(rows), targets, reduction="none")[:, None]

@@ -1,5 +1,4 @@
-"""Which entries survive: the paper's two-step choice (section 3.3.3, Code 1) and the smoothing of
-scores along the text."""
+"""The choice of survivors: two steps (paper, section 3.3.3, Code 1), and smoothing."""
 
 from __future__ import annotations
 
@@ -14,19 +13,21 @@ POOLINGS = ("avg", "max", "trailing")
 
 
 def reduce_groups(scores: Tensor, kv_heads: int, how: str = "mean") -> Tensor:
-    """Scores per query head [B, H, P] -> per KV head [B, K, P]; the H/K query heads of a KV head
-    stand together."""
+    """Scores per query head [B, H, P] -> scores per KV head [B, K, P].
+
+    The H/K query heads of a KV head are neighbours.
+    """
     groups = scores.unflatten(1, (kv_heads, -1))
     return {"mean": groups.mean, "max": groups.amax, "sum": groups.sum}[how](dim=2)
 
 
 def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
-    """Smooth scores [B, K, P] along the slots over a window of `kernel` (odd) slots, centred unless
-    it trails; 0 or 1 leaves them.
+    """Smooth scores [B, K, P] along the slots, so that whole phrases survive.
 
-    At the ends the window holds fewer slots and the average divides by how many there are.
-    Smoothing keeps neighbours of a strong entry, so phrases survive whole. trailing: the average of
-    an entry and the kernel - 1 before it, so that what follows a strong entry stays.
+    kernel: length of the window in slots, odd; 0 or 1 changes nothing. kind: `avg` or `max` over a
+    window around the slot, or `trailing`, the average of the slot and the kernel - 1 slots before
+    it. `trailing` keeps the entries after a strong one. At the ends the window has fewer slots,
+    and an average is over those only.
     """
     if kernel <= 1:
         return scores
@@ -39,26 +40,29 @@ def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
 
 
 def covering(mass: Tensor, share: float) -> int:
-    """Fewest entries that hold `share` of each row's mass [B, K, P] (>= 0), each row taking its own
-    largest."""
-    held = mass.sort(dim=-1, descending=True).values.double().cumsum(dim=-1)
-    return int((held < share * held[..., -1:]).sum(dim=-1).max()) + 1
+    """The smallest count of entries that covers `share` of the mass in every row.
+
+    mass: [B, K, P], not negative. Each row counts its own largest entries.
+    """
+    sums = mass.sort(dim=-1, descending=True).values.double().cumsum(dim=-1)
+    return int((sums < share * sums[..., -1:]).sum(dim=-1).max()) + 1
 
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole parts of `total` in proportion to the weights, by largest remainder; of equal
-    remainders the earlier gets more."""
+    """Whole parts of `total` in proportion to the weights, by the largest-remainder method.
+
+    Of equal remainders, the first is rounded up.
+    """
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [int(x) for x in exact]
-    for place in sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))[
-        : total - sum(parts)
-    ]:
+    order = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
+    for place in order[: total - sum(parts)]:
         parts[place] += 1
     return parts
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """Mask [B, K, P] of the `count` highest scores of each row. Of equal scores the lower slot
+    """Mask [B, K, P] of the `count` highest scores in each row. Of equal scores, the first slot
     wins."""
     order = scores.argsort(dim=-1, descending=True, stable=True)[..., :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
@@ -73,26 +77,24 @@ def choose(
     sinks: int = 0,
     recent: int = 0,
 ) -> Tensor:
-    """Indices [B, K, budget] of the survivors, ascending: slot order stays text order.
+    """Indices [B, K, budget] of the survivors, ascending, so that slots stay in text order.
 
-    budget: entries to keep in all. novelty, scores [B, K, P] float32, at least one. The first
-    `sinks` and the last `recent` slots stay; `share` (0 .. 1) of the slots then free go to the
-    highest novelty, the others to the highest scores among the rest.
+    budget: entries to keep in total. novelty, scores: [B, K, P] float32, at least one of them. The
+    first `sinks` and the last `recent` slots always stay. Of the remaining budget, `share` (0 .. 1)
+    goes to the entries of highest novelty, and the rest to the highest scores among the others.
     """
-    if scores is not None:
-        some = scores
-    else:
+    if scores is None:
         some = novelty
+    else:
+        some = scores
     assert some is not None, "a choice needs novelty or scores"
     kept = torch.zeros_like(some, dtype=torch.bool)
     kept[..., :sinks] = True
     kept[..., some.shape[-1] - recent :] = True
     free = budget - sinks - recent
+    novel = 0
     if novelty is not None:
         novel = int(share * free + 0.5)
-    else:
-        novel = 0
-    if novelty is not None:
         kept |= best(novelty.masked_fill(kept, -torch.inf), novel)
     if scores is not None:
         kept |= best(scores.masked_fill(kept, -torch.inf), free - novel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import time
@@ -136,8 +135,7 @@ class Connection(H11Protocol):
             self._head = None
 
     def _end(self) -> None:
-        with contextlib.suppress(AttributeError):  # it is closed already
-            self.transport.abort()
+        self.transport.abort()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()

@@ -64,5 +64,5 @@ def pot_of(session: Session) -> dict[str, Any]:
         "distillations": stats.distillations,
         "bytes": stats.pot_bytes,
         "full_cache_bytes": stats.full_cache_bytes,
-        "policy": session.config.policy,
+        "policy": session.config.policy.name,
     }

@@ -142,7 +142,7 @@ class NamedPots:
             return pot.context, pot.session.config
         path = self._existing_file(name)
         try:
-            return header_of(path)
+            return header_of(path, self.engine.settings.config)
         except PotFileError as problem:
             raise self.files.error_of(problem) from None
 

@@ -83,7 +83,7 @@ class Service:
             if self.settings.pot_dir is not None:
                 self._claim = Claim(self.settings.pot_dir, self.settings.shared)
             model, tokenizer = self._load()
-            engine = Engine(Host(model), tokenizer, self.settings, self.metrics)
+            engine = Engine(ModelRunner(model), tokenizer, self.settings, self.metrics)
             engine.start()
             self._pots = NamedPots(engine.scheduler)
             self._engine = engine

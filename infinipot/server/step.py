@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.engine.decode import Turn, advance, predict
+from infinipot.engine.decode import Generation, advance, predict
 
 StepResult = int | Exception | None
 """A token id; the exception, if the answer failed; None if the answer has ended."""

@@ -1,5 +1,4 @@
-"""What stands around texts, questions and answers: the chat template, cut into pieces and turned
-into ids."""
+"""The chat template around texts, questions and answers: cut into pieces, and encoded to ids."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ USER_1 = "First-User-Text"
 ANSWER = "Answer-Text"
 USER_2 = "Second-User-Text"
 PADDED = f"\t{USER_2}\t"
-"""Shows whether white space around what users write is kept."""
+"""Shows whether the template keeps white space around a user's text."""
 
 
 @dataclass(frozen=True)
@@ -23,50 +22,26 @@ class Template:
     """head + text + gap + question + ask + answer + turn + text + ..."""
 
     head: str = ""
-    """Up to the first user's text: the system prompt is in it."""
+    """Everything before the first user's text, with the system prompt."""
     ask: str = ""
-    """From the end of a question to where the answer begins."""
+    """From the end of a question to the start of the answer."""
     turn: str = ""
     """From the end of an answer to the next user's text."""
     gap: str = ""
     """Between a text and the question about it."""
     strips: bool = False
-    """Whether white space around what a user writes is dropped."""
+    """Whether the template drops white space around a user's text."""
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
-    """Cut the tokenizer's own chat template at the places where texts stand.
+    """Cut the tokenizer's chat template at the user's texts and the answer.
 
-    Without a chat template the head is the beginning-of-text token, if the tokenizer adds one, and
-    empty lines part text, question and answer.
+    Without a chat template, the head is the beginning-of-text token if the tokenizer adds one, and
+    empty lines separate text, question and answer.
     """
     if not tokenizer.chat_template:
-        if system is not None:
-            raise ValueError(
-                "system is given, but this tokenizer has no chat template to put it in: put it into the text instead"
-            )
-        ids = tokenizer("a").input_ids
-        starts = bool(ids) and ids[0] == tokenizer.bos_token_id
-        return Template(
-            head=str(tokenizer.bos_token) if starts else "", ask="\n", turn="\n\n", gap="\n\n"
-        )
-    messages = [
-        {"role": "user", "content": USER_1},
-        {"role": "assistant", "content": ANSWER},
-        {"role": "user", "content": PADDED},
-    ]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    try:
-        text = str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
-    except TemplateError as problem:
-        if system is None:
-            what = "a conversation (pass template=False)"
-        else:
-            what = "a system prompt (put it into the text instead)"
-        raise ValueError(f"the tokenizer's chat template refuses {what}: {problem}") from problem
+        return _plain_template(tokenizer, system)
+    text = _rendered(tokenizer, system)
     strips = PADDED not in text
     text = text.replace(PADDED, USER_2)
     head, user_1, rest = text.partition(USER_1)
@@ -74,7 +49,8 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
     turn, user_2, ask = rest.partition(USER_2)
     if not (user_1 and answer and user_2):
         raise ValueError(
-            "the tokenizer's chat template changes what users write, so texts cannot be placed in it; pass template=False"
+            "the tokenizer's chat template changes what users write, so no text can be placed in "
+            "it: pass template=False"
         )
     if system is not None and system.strip() not in head:
         raise ValueError(
@@ -83,11 +59,44 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
     return Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips)
 
 
-class Dialogue:
-    """Where in the conversation a session stands, and the ids that come next.
+def _plain_template(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
+    """The template of a tokenizer that has none."""
+    if system is not None:
+        raise ValueError(
+            "this tokenizer has no chat template, so it has no place for a system prompt: put the "
+            "system prompt into the text instead"
+        )
+    ids = tokenizer("a").input_ids
+    head = ""
+    if ids and ids[0] == tokenizer.bos_token_id:
+        head = str(tokenizer.bos_token)
+    return Template(head=head, ask="\n", turn="\n\n", gap="\n\n")
 
-    tokenizer None or templated False: texts and questions are read as they are, with nothing around
-    them.
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None) -> str:
+    """A short conversation in the tokenizer's chat template."""
+    messages = [
+        {"role": "user", "content": USER_1},
+        {"role": "assistant", "content": ANSWER},
+        {"role": "user", "content": PADDED},
+    ]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+    except TemplateError as problem:
+        what = "a conversation (pass template=False)"
+        if system is not None:
+            what = "a system prompt (put it into the text instead)"
+        raise ValueError(f"the tokenizer's chat template refuses {what}: {problem}") from problem
+
+
+class Dialogue:
+    """The state of a session's conversation, and the ids that come next.
+
+    Without a tokenizer, or with templated=False, no template is put around texts and questions.
     """
 
     def __init__(
@@ -95,41 +104,43 @@ class Dialogue:
     ) -> None:
         self.tokenizer = tokenizer
         self.templated = templated
+        self.template = Template()
         if templated and tokenizer is not None:
             self.template = template_of(tokenizer, system)
-        else:
-            self.template = Template()
         self.in_text = False
-        """Whether this turn's text has begun, so that a question needs a gap before it."""
+        """Whether this turn already has a text. A question then needs a gap before it."""
         self.answered = False
-        """Whether an answer came last, so that the turn changes before anything else is read."""
+        """Whether an answer came last. The next text or question then starts a new turn."""
 
     def ids(self, text: str) -> list[int]:
-        """The ids of a text that stands behind another one."""
+        """The ids of a text that follows another text."""
         if not text:
             return []
         if self.tokenizer is None:
             raise ValueError(
-                f"a text is given ({text[:30]!r}), but the session has no tokenizer: pass one, or token ids"
+                f"the session has no tokenizer to encode the text {text[:30]!r}: pass a tokenizer, "
+                "or pass token ids"
             )
         return fragment(self.tokenizer, text)
 
     def head(self) -> list[int]:
-        """What stands before everything else."""
+        """The ids at the very start of a conversation."""
         text = self.template.head.rstrip(" ")
         if text and self.tokenizer is not None:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
         return []
 
     def opening(self) -> list[int]:
-        """What leads from an answer to the next text; nothing elsewhere."""
+        """The ids between an answer and the next text. Empty unless an answer came last."""
         if self.answered:
             return self.ids(self.template.turn.rstrip(" "))
         return []
 
     def place(self) -> tuple[str, str]:
-        """What the next text stands behind, and the spaces that it begins with: a tokenizer takes
-        them together with its first word."""
+        """The string before the next text, and the spaces at the text's start.
+
+        The spaces go with the text, because a tokenizer merges them with the first word.
+        """
         if self.in_text:
             return "\n", ""
         if self.answered:
@@ -140,44 +151,46 @@ class Dialogue:
         return before or "\n", whole[len(before) :]
 
     def asked(self, question: str) -> tuple[str, str]:
-        """What a question stands behind, and its own text with what leads to it."""
-        before, spaces = self.place()
+        """The string before a question, and the question with its gap or leading spaces."""
+        before, lead = self.place()
+        if self.in_text:
+            lead = self.template.gap
         if self.template.strips:
-            if self.in_text:
-                question = question.rstrip()
-            else:
-                question = question.strip()
-        return before, (
-            self.template.gap if self.in_text else spaces
-        ) + question if question else ""
+            question = question.rstrip()
+            if not self.in_text:
+                question = question.lstrip()
+        if not question:
+            return before, ""
+        return before, lead + question
 
     def question(self, question: str | list[int] | None) -> list[int]:
-        """From what was read to where the answer begins. Ids are taken as they are."""
+        """The ids from the end of the text to the start of the answer.
+
+        A question that is already ids is returned unchanged.
+        """
         if isinstance(question, list):
             return question
         before, question = self.asked(question or "")
         if self.tokenizer is not None and question:
-            asked = fragment(self.tokenizer, question, before)
+            ids = fragment(self.tokenizer, question, before)
         else:
-            asked = self.ids(question)
-        return self.opening() + asked + self.ids(self.template.ask)
+            ids = self.ids(question)
+        return self.opening() + ids + self.ids(self.template.ask)
 
     def catalyst(self, prompt: str | list[int]) -> list[int]:
-        """The catalyst as a question about the text: a well-formed end of the user's turn."""
+        """The ids of the catalyst, in the form of a question at the end of the user's turn."""
         if isinstance(prompt, list):
             return prompt
-        return self.ids((self.template.gap or "\n\n") + prompt) + self.ids(
-            self.template.ask or "\n"
-        )
+        question = self.ids((self.template.gap or "\n\n") + prompt)
+        return question + self.ids(self.template.ask or "\n")
 
     def ends(self) -> set[int]:
-        """The special token with which the template closes an answer, if it has one."""
-        # without one there is no first
+        """The special token that closes an answer, if the template has one."""
         first = self.ids(self.template.turn)[:1]
-        known = cast(PreTrainedTokenizerBase, self.tokenizer)
+        if not first:  # no template, and perhaps no tokenizer
+            return set()
+        tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
+        added = tokenizer.added_tokens_decoder
         return {
-            i
-            for i in first
-            if i in known.all_special_ids
-            or (i in known.added_tokens_decoder and known.added_tokens_decoder[i].special)
+            i for i in first if i in tokenizer.all_special_ids or (i in added and added[i].special)
         }

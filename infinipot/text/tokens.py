@@ -1,10 +1,11 @@
-"""Text in and out of tokens, piece by piece: a stream is never held whole."""
+"""Text to tokens and back, piece by piece: a stream is never in memory as a whole."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +16,16 @@ Text = str | Tensor | Iterable[str] | Iterable[int]
 BLOCK = 1 << 14
 """Characters encoded at a time."""
 LONGEST = 1 << 20
-"""A text without any place to cut is cut after so many characters all the same; two tokens there
-may differ from the whole's."""
+"""A text without a safe place to cut is cut after this many characters. The two tokens at that cut
+may differ from those of the whole text."""
 
 
 def boundary(text: str) -> int:
-    """The last place at which a text may be cut so that its two parts encode to what the whole
-    would: 0 if there is none.
+    """The last place where a text can be cut without a change of its tokens; 0 if there is none.
 
-    Every tokenizer in use splits, or never merges, between a letter or digit and the space or
-    newline behind it, and between a newline and what is no white space.
+    Two places are safe: between a letter or digit and a following space or newline, and between a
+    newline and a following character that is not white space. No tokenizer in use merges across
+    them.
     """
     for place in range(len(text) - 1, 0, -1):
         here = text[place]
@@ -35,14 +36,17 @@ def boundary(text: str) -> int:
 
 
 def fragment(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "\n") -> list[int]:
-    """The ids of a text that stands behind another, as they are in the whole: without the space
-    that some tokenizers (SentencePiece) put before a text, with the one that they put behind a
-    special token."""
+    """The ids of a text that follows `before`, equal to its ids in the whole text.
+
+    Some tokenizers (SentencePiece) add a space in front of every text they encode, and after every
+    special token. The first space is wrong in the middle of a text, so it is left out here. The
+    second is kept.
+    """
     ids = list(tokenizer.encode(text, add_special_tokens=False))
-    # then nothing is put before a text
+    # a newline of one token: this tokenizer adds no space
     if not ids or (before == "\n" and len(tokenizer.encode("\n", add_special_tokens=False)) < 2):
         return ids
-    for other in (before, "\n", "."):  # the first with which it does not merge
+    for other in (before, "\n", "."):  # use the first one that does not merge with the text
         lead = list(tokenizer.encode(other, add_special_tokens=False))
         behind = list(tokenizer.encode(other + text, add_special_tokens=False))
         if behind[: len(lead)] == lead:
@@ -53,11 +57,11 @@ def fragment(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "\n") 
 def encode(
     tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], before: str = ""
 ) -> Iterator[list[int]]:
-    """Token ids of the pieces' concatenation, in lists, the same as if it had been encoded at once;
-    no special tokens are added.
+    """The token ids of all pieces together, in lists.
 
-    before: what the text stands behind; nothing if empty. Not more than LONGEST characters are
-    held.
+    The ids are the same as if the pieces were joined and encoded at once, without special tokens.
+    before: the text that the pieces follow, empty for none. At most LONGEST characters are in
+    memory.
     """
 
     def ids(text: str) -> list[int]:
@@ -65,44 +69,58 @@ def encode(
             return fragment(tokenizer, text, before)
         return list(tokenizer.encode(text, add_special_tokens=False))
 
-    held: list[str] = []
+    waiting: list[str] = []
     count = 0
     enough = BLOCK
+    for block in _blocks(pieces):
+        waiting.append(block)
+        count += len(block)
+        if count <= enough:
+            continue
+        text = "".join(waiting)
+        cut = boundary(text)
+        if not cut and count > LONGEST:
+            cut = len(text)
+        if cut:
+            yield ids(text[:cut])
+            before = "\n"
+            enough = BLOCK
+        else:
+            enough = 2 * count  # search again at twice the length, not at every piece
+        waiting = [text[cut:]]
+        count = len(waiting[0])
+    if count:
+        yield ids("".join(waiting))
+
+
+def _blocks(pieces: Iterable[str]) -> Iterator[str]:
+    """The pieces, none longer than BLOCK."""
     for piece in pieces:
         if not isinstance(piece, str):
             raise TypeError(
                 f"a stream of text must yield str, not {type(piece).__name__}: {piece!r:.60}"
             )
         for start in range(0, len(piece), BLOCK):
-            held.append(piece[start : start + BLOCK])
-            count += len(held[-1])
-            if count <= enough:
-                continue
-            text = "".join(held)
-            cut = boundary(text) or (len(text) if count > LONGEST else 0)
-            if cut:
-                yield ids(text[:cut])
-                before = "\n"
-                enough = BLOCK
-            else:
-                enough = 2 * count  # look again when there is twice as much: not at every piece
-            held = [text[cut:]]
-            count = len(held[0])
-    if count:
-        yield ids("".join(held))
+            yield piece[start : start + BLOCK]
 
 
 def checked(ids: Iterable[int], vocabulary: int) -> list[int]:
-    """The ids as a list; ValueError if one is not an id of this model."""
-    listed = [
-        i if isinstance(i, bool) or not hasattr(i, "__index__") else operator.index(i) for i in ids
-    ]
-    wrong = next((i for i in listed if type(i) is not int or not 0 <= i < vocabulary), None)
+    """The ids as a list. Raises ValueError for an id that the model does not have."""
+    whole = [_as_int(i) for i in ids]
+    wrong = next((i for i in whole if type(i) is not int or not 0 <= i < vocabulary), None)
     if wrong is not None:
         raise ValueError(
-            f"{wrong!r} is not a token id of this model: ids are whole numbers from 0 to {vocabulary - 1}"
+            f"{wrong!r} is not a token id of this model: ids are whole numbers from 0 to "
+            f"{vocabulary - 1}"
         )
-    return listed
+    return whole
+
+
+def _as_int(value: Any) -> Any:
+    """A whole number of any type (NumPy, torch) as int; everything else unchanged."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        return value
+    return operator.index(value)
 
 
 def parts(
@@ -111,59 +129,65 @@ def parts(
     vocabulary: int,
     place: Callable[[], tuple[str, str]] = lambda: ("\n", ""),
 ) -> tuple[Iterator[list[int]], bool]:
-    """The text as lists of ids, and whether it came as ids. A stream of str is encoded as it comes.
+    """The text as lists of ids, and whether it was ids already. A stream is encoded as it arrives.
 
-    place: asked when the first ids are, what the text stands behind and with which spaces it
-    begins.
+    place: returns the string before the text and the spaces at the text's start. It is called when
+    the first ids are requested.
     """
     if isinstance(text, (bytes, bytearray, Mapping)) or not hasattr(text, "__iter__"):
         raise TypeError(
             f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}"
         )
     if isinstance(text, Tensor):
-        if (
-            text.dtype is torch.bool
-            or text.is_floating_point()
-            or text.dim() > 2
-            or (text.dim() == 2 and text.shape[0] != 1)
-        ):
-            raise ValueError(
-                f"token ids must be whole numbers of shape [T] or [1, T], not {text.dtype} {tuple(text.shape)}"
-            )
-        return iter([checked(text.flatten().tolist(), vocabulary)]), True
-    if isinstance(text, str):
-        pieces = iter([text])
-    else:
-        pieces = iter(text)
+        return iter([checked(_flat(text), vocabulary)]), True
+    pieces: Iterator[Any] = iter([text]) if isinstance(text, str) else iter(text)
     first = next(pieces, None)
     if first is None:
-        return iter([]), not isinstance(text, str)
+        return iter([]), True
     whole = itertools.chain([first], pieces)
     if not isinstance(first, str):
-        return iter([checked(whole, vocabulary)]), True  # type: ignore[arg-type]
+        return iter([checked(whole, vocabulary)]), True
     if tokenizer is None:
         raise ValueError(
-            "a text is given, but the session has no tokenizer: pass one, or token ids"
+            "the session has no tokenizer to encode this text: pass a tokenizer, or pass token ids"
         )
+    if isinstance(text, str) and not text:
+        return iter([]), False
+    return _encoded(tokenizer, whole, place), False
 
-    def placed() -> Iterator[list[int]]:
-        before, spaces = place()
-        yield from encode(tokenizer, itertools.chain([spaces], whole) if text else [], before)  # type: ignore[arg-type]
 
-    return placed(), False
+def _flat(ids: Tensor) -> list[int]:
+    """The ids of a tensor [T] or [1, T]."""
+    whole = ids.dtype is not torch.bool and not ids.is_floating_point()
+    if not whole or ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1):
+        raise ValueError(
+            "token ids must be whole numbers of shape [T] or [1, T], not "
+            f"{ids.dtype} {tuple(ids.shape)}"
+        )
+    return ids.flatten().tolist()
+
+
+def _encoded(
+    tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], place: Callable[[], tuple[str, str]]
+) -> Iterator[list[int]]:
+    """The ids of a text at its place. `place` is called when the first ids are requested."""
+    before, spaces = place()
+    yield from encode(tokenizer, itertools.chain([spaces], pieces), before)
 
 
 class Pieces:
-    """Turns generated ids into text as they come: whole characters only, held back while a stop
-    text might be beginning."""
+    """Turns generated ids into text, one id at a time.
+
+    It returns whole characters only. Text that may be the start of a stop text waits.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop = stop
         self.ids: list[int] = []
         self.done = 0
-        """How many ids are wholly in `text`; earlier ones give the tokenizer its context."""
-        self.held = ""
+        """How many ids have been decoded to whole characters."""
+        self._waiting = ""
         self.stopped = False
 
     def _decode(self, ids: list[int]) -> str:
@@ -172,39 +196,40 @@ class Pieces:
         )
 
     def push(self, token: int) -> str:
-        """Text that may be shown now that `token` has come."""
+        """The text that can be shown after `token`."""
         self.ids.append(token)
-        # a few ids of context: a tokenizer may treat the first one otherwise
+        # decode with a few ids of context: a tokenizer may decode the first id differently
         start = max(0, self.done - 4)
-        shown = self._decode(self.ids[start : self.done])
+        before = self._decode(self.ids[start : self.done])
         text = self._decode(self.ids[start:])
         if text.endswith("\N{REPLACEMENT CHARACTER}"):
             return ""  # in the middle of a character
         self.done = len(self.ids)
-        return self._release(text[len(shown) :])
+        return self._release(text[len(before) :])
 
     def _release(self, new: str) -> str:
-        self.held += new
-        found = [self.held.index(text) for text in self.stop if text in self.held]
-        if found:
+        text = self._waiting + new
+        self._waiting = ""
+        places = [text.index(stop) for stop in self.stop if stop in text]
+        if places:
             self.stopped = True
-            out = self.held[: min(found)]
-            self.held = ""
-            return out
-        keep = max(
-            (n for text in self.stop for n in range(1, len(text)) if self.held.endswith(text[:n])),
-            default=0,
-        )
-        cut = len(self.held) - keep
-        out = self.held[:cut]
-        self.held = self.held[cut:]
-        return out
+            return text[: min(places)]
+        starts = [
+            length
+            for stop in self.stop
+            for length in range(1, len(stop))
+            if text.endswith(stop[:length])
+        ]
+        cut = len(text) - max(starts, default=0)
+        self._waiting = text[cut:]
+        return text[:cut]
 
     def finish(self) -> str:
-        """What was held back, when nothing more will come."""
-        out = self.held
+        """The text that still waits, at the end of the answer."""
+        out = self._waiting
         if not self.stopped and self.done < len(self.ids):
             start = max(0, self.done - 4)
-            out += self._decode(self.ids[start:])[len(self._decode(self.ids[start : self.done])) :]
-        self.held = ""
+            before = self._decode(self.ids[start : self.done])
+            out += self._decode(self.ids[start:])[len(before) :]
+        self._waiting = ""
         return out

@@ -1,1 +1,1 @@
-"""What is measured: one file a task."""
+"""The tests of the evaluation, one file per test."""

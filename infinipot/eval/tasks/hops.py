@@ -1,4 +1,4 @@
-"""Long dependencies: a chain of statements, far apart in a long text, each of which leads to the
+"""Long dependencies: a chain of statements, far apart in a long text. Each statement refers to the
 one before (the paper's open question 2)."""
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ LONGEST = len(NAMES) // 2 - 1
 
 @dataclass(frozen=True)
 class Chain:
-    """statements: the first holds the number, each other one names the one before."""
+    """A chain of people. The first statement has the number; every other one names two neighbours.
+
+    last: the person at the end.
+    """
 
     number: str
     statements: list[str]
@@ -46,6 +49,7 @@ class Chain:
 
 
 def chain(people: Sequence[str], number: str) -> Chain:
+    """The first person has the number. Every other person has the code of the one before."""
     links = [
         f"The code of {other} is the same as the code of {one}." for one, other in pairwise(people)
     ]
@@ -54,11 +58,10 @@ def chain(people: Sequence[str], number: str) -> Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """One text with a chain and a second one that leads elsewhere, read by one method, asked for
-    the code at the chain's end.
+    """One text with two chains, read by one method, and a question about the end of the first.
 
-    hops: links from the person asked for to the one whose code is given; 0 is a needle. The
-    statements are spread evenly over the text.
+    The second chain has another number. hops: links between the person in the question and the
+    person with the number; with 0 hops it is a needle test. The statements have equal distances.
     """
 
     model: Model
@@ -72,7 +75,8 @@ class Tracking:
 
     @property
     def title(self) -> str:
-        return f"{self.method.label} · {self.hops} hops in {self.length:,} tokens, trial {self.trial + 1}"
+        text = f"{self.hops} hops in {self.length:,} tokens"
+        return f"{self.method.label} · {text}, trial {self.trial + 1}"
 
     def keys(self) -> list[Record]:
         return [
@@ -90,26 +94,29 @@ class Tracking:
         ]
 
     def chains(self) -> tuple[Chain, Chain, random.Random]:
+        """The two chains, and the random numbers for the text around them."""
         chance = random.Random(
             f"hops {self.seed} {Path(self.haystack).name} {self.length} {self.hops} {self.trial}"
         )
         people = chance.sample(NAMES, 2 * (self.hops + 1))
-        first, second = (str(number) for number in chance.sample(range(10000, 100000), 2))
-        return chain(people[: self.hops + 1], first), chain(people[self.hops + 1 :], second), chance
+        first, second = chance.sample(range(10000, 100000), 2)
+        right = chain(people[: self.hops + 1], str(first))
+        other = chain(people[self.hops + 1 :], str(second))
+        return right, other, chance
 
     def run(self, replica: Replica) -> list[Record]:
         right, other, chance = self.chains()
         step = 1 / (self.hops + 1)
-        placed = [((n + 0.4) * step, text) for n, text in enumerate(right.statements)]
-        placed += [((n + 0.6) * step, text) for n, text in enumerate(other.statements)]
-        stack = hide(replica, self.haystack, self.length, placed, chance)
-        asked = f"What is the code of {right.last}?"
+        depths = [((n + 0.4) * step, text) for n, text in enumerate(right.statements)]
+        depths += [((n + 0.6) * step, text) for n, text in enumerate(other.statements)]
+        stack = hide(replica, self.haystack, self.length, depths, chance)
+        question = f"What is the code of {right.last}?"
         session = open_session(replica, self.method.config)
-        session.append(stack.ids, question=asked if self.method.aware else None)
-        answer = session.ask(asked, max_tokens=self.max_tokens)
+        session.append(stack.ids, question=question if self.method.aware else None)
+        answer = session.ask(question, max_tokens=self.max_tokens)
         forced = force(
             session,
-            question_ids(replica, asked, f"The code of {right.last} is"),
+            question_ids(replica, question, f"The code of {right.last} is"),
             fragment(replica.tokenizer, " " + right.number),
         )
         stats = session.stats
@@ -131,12 +138,12 @@ def plan(
     model: Model,
     methods: Iterable[Method],
     *,
-    haystack: str,
     lengths: Sequence[int],
     hops: Sequence[int],
     trials: int,
     **more: Any,
 ) -> list[Tracking]:
+    """Every text for every method, short texts first. more: other fields of `Tracking`."""
     too_many = [count for count in hops if not 0 <= count <= LONGEST]
     if too_many:
         raise ValueError(f"hops={too_many[0]} is not allowed: it must be between 0 and {LONGEST}")
@@ -144,7 +151,6 @@ def plan(
         Tracking(
             model=model,
             method=method,
-            haystack=haystack,
             length=length,
             hops=count,
             trial=trial,
@@ -158,51 +164,51 @@ def plan(
 
 
 def table(records: Sequence[Record]) -> str:
-    """Methods and hops down, lengths across: right answers in %, with the distillations between two
-    statements."""
-    named = names(records)
+    """Methods and hops down, lengths across.
+
+    A cell has the right answers in %, and the mean count of distillations between two statements.
+    """
     lengths = sorted({record["length"] for record in records})
-    cells: dict[tuple[str, int], dict[int, list[Record]]] = {}
-    for record in records:
-        cells.setdefault((named[name_key(record)], record["hops"]), {}).setdefault(
-            record["length"], []
-        ).append(record)
-    rows = [
-        [
-            f"{name}, {hops} hop{'s' * (hops != 1)}",
-            *[_cell(some.get(length, [])) for length in lengths],
-        ]
-        for (name, hops), some in cells.items()
-    ]
+    rows = []
+    for name, some in _by_name(records).items():
+        cells = [[record for record in some if record["length"] == length] for length in lengths]
+        rows.append([name, *[_cell(cell) for cell in cells]])
     return markdown(["right, % (cycles between)", *[tokens(length) for length in lengths]], rows)
 
 
-def _cell(records: list[Record]) -> str:
+def _by_name(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records by method and count of hops."""
+    name_of = names(records)
+    grouped: dict[str, list[Record]] = {}
+    for record in records:
+        plural = "s" * (record["hops"] != 1)
+        name = f"{name_of[name_key(record)]}, {record['hops']} hop{plural}"
+        grouped.setdefault(name, []).append(record)
+    return grouped
+
+
+def _cell(records: Sequence[Record]) -> str:
     if not records:
         return "–"
-    share = sum(record["right"] for record in records) / len(records)
-    return f"{100 * share:.0f} ({sum(record['between'] for record in records) / len(records):.1f})"
+    return f"{100 * _mean(records, 'right'):.0f} ({_mean(records, 'between'):.1f})"
+
+
+def _mean(records: Sequence[Record], name: str) -> float:
+    return sum(record[name] for record in records) / len(records)
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
-    """The table, and right answers over the cycles between two statements."""
-    named = names(records)
-    points: dict[str, dict[tuple[int, int], list[Record]]] = {}
-    for record in records:
-        name = f"{named[name_key(record)]}, {record['hops']} hop{'s' * (record['hops'] != 1)}"
-        points.setdefault(name, {}).setdefault((record["length"], record["hops"]), []).append(
-            record
+    """Write the table, and a figure of right answers over the cycles between two statements.
+
+    Returns the text and the paths of the files.
+    """
+    series = {}
+    for name, some in _by_name(records).items():
+        lengths = dict.fromkeys(record["length"] for record in some)
+        cells = [[record for record in some if record["length"] == length] for length in lengths]
+        series[name] = sorted(
+            (_mean(cell, "between"), 100 * _mean(cell, "right")) for cell in cells
         )
-    series = {
-        name: sorted(
-            (
-                sum(r["between"] for r in some) / len(some),
-                100 * sum(r["right"] for r in some) / len(some),
-            )
-            for some in cells.values()
-        )
-        for name, cells in points.items()
-    }
     text = f"codes along a chain · {', '.join(sorted({record['model'] for record in records}))}"
     files = charts.curves(
         series,

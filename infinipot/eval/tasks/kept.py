@@ -1,8 +1,9 @@
-"""What a pot keeps, beside what the model without a bound attends to (paper, figures 2 and 3)."""
+"""The entries that a pot keeps, compared with the attention of the model without a bound (paper,
+figures 2 and 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,13 +26,15 @@ from infinipot.eval.teacher_forcing import open_session
 NAME = "kept"
 KEY = ("model", "dtype", "method", "question", "options", "task", "id")
 PARTS = 20
-"""Parts of the text in which kept entries are counted."""
+"""Parts of the text in which the kept entries are counted."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What the model sees that has read everything: attention of its first answer token [L, K, N],
-    and each token's novelty [N]."""
+    """The model after reading everything without a bound.
+
+    attention: of the first answer token, [L, K, N]. novelty: of each token, [N].
+    """
 
     prompt: Prompt
     template: bool
@@ -40,7 +43,7 @@ class Whole:
 
 
 def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
-    """Read without a bound; of the last row only, as a row is followed by its other methods."""
+    """Read a prompt without a bound. The last result is cached for the other methods of the row."""
     last = replica.cache.get("whole")
     if last is not None and (last.prompt, last.template) == (prompt, template):
         return last
@@ -52,15 +55,15 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
-    seen = observe(session.host, session.pot, token, *catalyst_look(config, 1))
-    attention = torch.stack([seen[layer][0, :, :count].cpu() for layer in sorted(seen)])
+    scores = observe(session.host, session.pot, token, *catalyst_look(1))
+    attention = torch.stack([scores[layer][0, :, :count].cpu() for layer in sorted(scores)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeptUnit:
-    """One LongBench row, read by one method; nothing is asked."""
+    """One LongBench row, read by one method, without an answer."""
 
     model: Model
     method: Method
@@ -82,39 +85,44 @@ class KeptUnit:
     def run(self, replica: Replica) -> list[Record]:
         template = tasks()[self.row.task].chat
         config = self.method.config
-        prompt = prompt_ids(
-            replica.tokenizer, self.row, max(1, (config.pot_size - config.survivors) // 2)
-        )
-        seen = whole(replica, prompt, template)
+        longest_question = max(1, (config.pot_size - config.survivors) // 2)
+        prompt = prompt_ids(replica.tokenizer, self.row, longest_question)
+        unbounded = whole(replica, prompt, template)
         session = open_session(replica, config, template=template)
         session.append(prompt.text, question=prompt.question if self.method.aware else None)
-        kept = kept_places(session, seen.attention.shape[-1])
+        kept = kept_places(session, unbounded.attention.shape[-1])
         free = slice(session.pot.pinned, None)
-        hits = overlap(kept[..., free], seen.attention[..., free])
-        best = overlap_mass(kept[..., free], seen.novelty[free])
+        hits = overlap(kept[..., free], unbounded.attention[..., free])
+        mass = overlap_mass(kept[..., free], unbounded.novelty[free])
         outcome: dict[str, Any] = {
-            "hits": [[round(value, 4) for value in heads] for heads in hits.tolist()],
+            "hits": _rounded(hits),
             "chance": round(float(kept[..., free].float().mean()), 4),
-            "novelty": round(best, 4),
-            "positions": [
-                [round(value, 4) for value in parts] for parts in positions(kept).tolist()
-            ],
+            "novelty": round(mass, 4),
+            "positions": _rounded(positions(kept)),
             "distillations": session.stats.distillations,
         }
         return [{**self.keys()[0], **outcome}]
 
 
+def _rounded(matrix: Tensor) -> list[list[float]]:
+    return [[round(value, 4) for value in row] for row in matrix.tolist()]
+
+
 def overlap(kept: Tensor, attention: Tensor) -> Tensor:
-    """Share of the most attended entries that were kept, [L, K]: of as many as were kept. Both [L,
-    K, N]."""
+    """The share of kept entries that have the highest attention, [L, K].
+
+    kept, attention: [L, K, N]. With n entries kept, the n entries of highest attention count.
+    """
     counts = kept.sum(dim=-1, keepdim=True)
     ranks = attention.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
     return (kept & (ranks < counts)).sum(dim=-1) / counts[..., 0].clamp(min=1)
 
 
 def overlap_mass(kept: Tensor, novelty: Tensor) -> float:
-    """Novelty of the kept entries, as a share of the most that as many could have; mean over layers
-    and heads."""
+    """The novelty of the kept entries as a share of the maximum for as many entries.
+
+    Mean over layers and heads. kept: [L, K, N]. novelty: [N].
+    """
     mass = (kept * novelty).sum(dim=-1)
     best = novelty.sort(descending=True).values.cumsum(dim=-1)
     most = best[kept.sum(dim=-1).clamp(min=1) - 1]
@@ -122,7 +130,7 @@ def overlap_mass(kept: Tensor, novelty: Tensor) -> float:
 
 
 def positions(kept: Tensor) -> Tensor:
-    """How much of each twentieth of the text was kept, [L, 20], mean over heads."""
+    """The kept share of each twentieth of the text, [L, 20], mean over heads."""
     edges = np.linspace(0, kept.shape[-1], PARTS + 1).astype(int)
     shares = [
         kept[..., a:b].float().mean(dim=(1, 2)) if b > a else torch.zeros(kept.shape[0])
@@ -134,52 +142,66 @@ def positions(kept: Tensor) -> Tensor:
 def plan(
     model: Model, methods: Iterable[Method], rows: Sequence[Row], limit: int | None
 ) -> list[KeptUnit]:
-    """All methods on a row before the next, so that the reading without a bound is done once."""
+    """Every row for every method.
+
+    All methods read a row before the next row, so that the reading without a bound is done once.
+    """
     for one in methods:
-        if one.policy.reads != "pot":
+        if not one.policy.bounded:
             raise ValueError(
-                f"policy {one.config.policy!r} distils nothing, so there is nothing to compare"
+                f"policy {one.policy.name!r} distils nothing, so it has no survivors to compare: "
+                "use a policy with a pot"
             )
-    chosen: dict[str, list[Row]] = {}
+    by_task: dict[str, list[Row]] = {}
     for row in rows:
-        chosen.setdefault(row.task, []).append(row)
+        by_task.setdefault(row.task, []).append(row)
     return [
         KeptUnit(model=model, method=one, row=row)
-        for some in chosen.values()
+        for some in by_task.values()
         for row in some[:limit]
         for one in methods
     ]
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
-    """A table, hit rates by layer, and where in the text entries were kept."""
-    named = names(records)
+    """Write a table, a figure of hit rates by layer, and a figure of the places of kept entries.
+
+    Returns the text and the paths of the files.
+    """
+    name_of = names(records)
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(named[name_key(record)], []).append(record)
+        groups.setdefault(name_of[name_key(record)], []).append(record)
+    hits = {
+        name: np.mean([np.mean(record["hits"], axis=1) for record in some], axis=0)
+        for name, some in groups.items()
+    }
     rows = []
-    rates = {}
-    places = {}
     for name, some in groups.items():
-        hits = np.mean([np.mean(record["hits"], axis=1) for record in some], axis=0)
-        rates[name] = [(float(layer), 100 * float(value)) for layer, value in enumerate(hits)]
-        places[name] = np.mean([record["positions"] for record in some], axis=0).tolist()
-        shares = [
-            100 * float(np.mean([record[what] for record in some]))
-            for what in ("chance", "novelty")
-        ]
-        rows.append(
-            [
-                name,
-                number(100 * float(hits.mean())),
-                *[number(share) for share in shares],
-                str(len(some)),
-            ]
-        )
+        shares = [float(hits[name].mean()), _mean(some, "chance"), _mean(some, "novelty")]
+        rows.append([name, *[number(100 * share) for share in shares], str(len(some))])
     title = f"what is kept · {', '.join(sorted({record['model'] for record in records}))}"
-    text = f"{title}\n\n" + markdown(
-        ["%", "hit rate", "by chance", "of the most novelty", "rows"], rows
-    )
+    head = ["%", "hit rate", "by chance", "of the most novelty", "rows"]
+    text = f"{title}\n\n{markdown(head, rows)}"
+    (folder / "kept.md").write_text(text, "utf-8")
+    return text, [*_figures(hits, groups, folder), folder / "kept.md"]
+
+
+def _mean(records: Sequence[Record], name: str) -> float:
+    return float(np.mean([record[name] for record in records]))
+
+
+def _figures(
+    hits: Mapping[str, Any], groups: Mapping[str, Sequence[Record]], folder: Path
+) -> list[Path]:
+    rates = {
+        name: [(float(layer), 100 * float(value)) for layer, value in enumerate(values)]
+        for name, values in hits.items()
+    }
+    places = {
+        name: np.mean([record["positions"] for record in some], axis=0).tolist()
+        for name, some in groups.items()
+    }
     files = charts.curves(
         rates,
         title="kept entries among those most attended to without a bound",
@@ -188,7 +210,7 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
         path=folder / "kept-hits",
         floor=0,
     )
-    files += charts.shades(
+    return files + charts.shades(
         places,
         title="where entries are kept",
         across="place in the text",
@@ -196,5 +218,3 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
         legend="share kept",
         path=folder / "kept-positions",
     )
-    (folder / "kept.md").write_text(text, "utf-8")
-    return text, [*files, folder / "kept.md"]

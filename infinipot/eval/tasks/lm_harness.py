@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness as units of a sweep, and their table."""
+"""Tasks of lm-evaluation-harness as units of a sweep, and a table of their results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ KEY = (
 class TaskUnit:
     """One task (or group of tasks), answered by one method.
 
-    lengths: for RULER, the lengths of its texts. chat: whether the chat template stands around
-    prompts. include: a folder with more tasks.
+    lengths: text lengths, for RULER only. chat: whether the chat template goes around the prompts.
+    include: a folder with more tasks.
     """
 
     model: Model
@@ -78,27 +78,29 @@ class TaskUnit:
             for field in dataclasses.fields(self.method.config)
         }
         model = PotLM(replica.host.model, replica.tokenizer, batch_size=self.batch, **options)
-        metadata = {
-            "tokenizer": tokenizer_folder(replica),
-            **({"max_seq_lengths": list(self.lengths)} if self.lengths else {}),
-        }
+        metadata: dict[str, Any] = {"tokenizer": tokenizer_folder(replica)}
+        if self.lengths:
+            metadata["max_seq_lengths"] = list(self.lengths)
         key = f"tasks {self.include} {self.lengths}"
         if key not in replica.cache:
             replica.cache[key] = loading_once(manager(self.include, metadata))
-        found = lm_eval.simple_evaluate(
-            model, tasks=[self.task], num_fewshot=self.fewshot, limit=self.limit, apply_chat_template=self.chat, log_samples=False,
-            bootstrap_iters=0, task_manager=replica.cache[key], metadata=metadata,
-        )  # fmt: skip
-        return [
-            {
-                **self.keys()[0],
-                "results": {task: measured(values) for task, values in found["results"].items()},
-            }
-        ]
+        report = lm_eval.simple_evaluate(
+            model,
+            tasks=[self.task],
+            num_fewshot=self.fewshot,
+            limit=self.limit,
+            apply_chat_template=self.chat,
+            log_samples=False,
+            bootstrap_iters=0,
+            task_manager=replica.cache[key],
+            metadata=metadata,
+        )
+        results = {task: measured(values) for task, values in report["results"].items()}
+        return [{**self.keys()[0], "results": results}]
 
 
 def tokenizer_folder(replica: Replica) -> str:
-    """A folder with the tokenizer: RULER measures its texts with one that it loads by name."""
+    """A folder with the replica's tokenizer. RULER loads it by name to measure its texts."""
     if "tokenizer folder" not in replica.cache:
         folder = tempfile.TemporaryDirectory()
         replica.tokenizer.save_pretrained(folder.name)
@@ -106,10 +108,20 @@ def tokenizer_folder(replica: Replica) -> str:
     return str(replica.cache["tokenizer folder"].name)
 
 
+COUNTS = ("sample_len", "sample_count")
+
+
 def measured(values: dict[str, Any]) -> dict[str, float]:
-    """Metrics that were measured: the harness gives -1 to lengths that were not asked for."""
-    return {name: float(value) for name, value in values.items() if isinstance(value, (int, float)) and value != -1 and "stderr" not in name
-            and name not in ("sample_len", "sample_count")}  # fmt: skip
+    """The harness's metrics, without counts and standard errors.
+
+    The harness gives -1 for text lengths that were not requested. They are left out too.
+    """
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and value != -1
+        if "stderr" not in name and name not in COUNTS
+    }
 
 
 def manager(include: Path | None, metadata: dict[str, Any] | None = None) -> Any:
@@ -119,17 +131,21 @@ def manager(include: Path | None, metadata: dict[str, Any] | None = None) -> Any
 
 
 def loading_once(manager: Any) -> Any:
-    """The manager, giving the same tasks whenever they are asked for: some that make their texts
-    (ruler_cwe) would make others each time, and methods would be compared on different ones."""
+    """The manager, changed so that it loads every list of tasks only once.
+
+    Some tasks (ruler_cwe) generate other texts at every load. Methods must be compared on the same
+    texts.
+    """
     load = manager.load
-    loaded = dict[tuple[str, ...], Any]()
+    cache: dict[tuple[str, ...], Any] = {}
 
-    def remembered(tasks: list[str]) -> Any:
-        if tuple(tasks) not in loaded:
-            loaded[tuple(tasks)] = load(tasks)
-        return loaded[tuple(tasks)]
+    def load_once(tasks: list[str]) -> Any:
+        key = tuple(tasks)
+        if key not in cache:
+            cache[key] = load(tasks)
+        return cache[key]
 
-    manager.load = remembered
+    manager.load = load_once
     return manager
 
 
@@ -139,12 +155,12 @@ def known_tasks(include: Path | None) -> frozenset[str]:
 
 
 def check(tasks: Sequence[str], include: Path | None) -> None:
-    """Refuse names that the harness does not know."""
-    known = known_tasks(include)
-    wrong = [task for task in tasks if task not in known]
+    """Raise ValueError for tasks that the harness does not have."""
+    wrong = [task for task in tasks if task not in known_tasks(include)]
     if wrong:
         raise ValueError(
-            f"lm-evaluation-harness has no task {', '.join(map(repr, wrong))}; `lm_eval ls tasks` lists what it has"
+            f"lm-evaluation-harness has no task {', '.join(map(repr, wrong))}; `lm_eval ls tasks` "
+            "lists all tasks"
         )
 
 
@@ -160,22 +176,18 @@ def plan(
 
 def table(records: Sequence[Record]) -> str:
     """Tasks and metrics down, methods across."""
-    named = names(records)
-    columns = list(dict.fromkeys(named[name_key(record)] for record in records))
+    name_of = names(records)
+    columns = list(dict.fromkeys(name_of[name_key(record)] for record in records))
     cells: dict[str, dict[str, float]] = {}
     for record in records:
         for task, values in record["results"].items():
-            for name, value in values.items():
-                cells.setdefault(f"{task} {name.removesuffix(',none')}", {})[
-                    named[name_key(record)]
-                ] = value
-    return markdown(
-        ["task", *columns],
-        [
-            [name, *[number(row.get(column), 3) for column in columns]]
-            for name, row in cells.items()
-        ],
-    )
+            for metric, value in values.items():
+                row = cells.setdefault(f"{task} {metric.removesuffix(',none')}", {})
+                row[name_of[name_key(record)]] = value
+    rows = [
+        [name, *[number(row.get(column), 3) for column in columns]] for name, row in cells.items()
+    ]
+    return markdown(["task", *columns], rows)
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:

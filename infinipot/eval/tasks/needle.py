@@ -1,4 +1,4 @@
-"""The needle test: a fact in a long text, and the question for it (paper, section 4.3)."""
+"""The needle test: a fact in a long text, and a question about it (paper, section 4.3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infinipot.eval.teacher_forcing import (
     open_session,
     question_ids,
 )
-from infinipot.policies import POLICIES
+from infinipot.session import Session
 from infinipot.text.tokens import fragment
 
 NAME = "needle"
@@ -41,18 +41,18 @@ KEY = (
 
 
 def found(key: str, answer: str) -> bool:
-    """Whether the answer holds the key, whole and by itself; commas inside a number are allowed."""
-    said = re.sub(r"(?<=\d),(?=\d)", "", answer)
-    return re.search(rf"(?<![\w]){re.escape(key)}(?![\w])", said, re.IGNORECASE) is not None
+    """Whether the answer has the key as a whole word. Commas inside a number are ignored."""
+    text = re.sub(r"(?<=\d),(?=\d)", "", answer)
+    return re.search(rf"(?<![\w]){re.escape(key)}(?![\w])", text, re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One haystack, read once by one method; each of its needles is asked for, and the pot is the
-    same for every question.
+    """One haystack, read once by one method, with a question for each needle.
 
-    length: tokens of the text. depths: where its needles stand, 0 .. 1: one, or several for kind
-    `multi`. The text depends on all but the method, so methods are compared on the same texts.
+    Every question meets the same pot. length: tokens of the text. depths: places of the needles,
+    0 .. 1; several for kind `multi`, otherwise one. The text depends on everything except the
+    method, so all methods read the same texts.
     """
 
     model: Model
@@ -90,7 +90,8 @@ class Reading:
         ]
 
     def hidden(self) -> tuple[list[Needle], random.Random]:
-        place = Path(self.haystack).name  # wherever the folder lies
+        """The needles, and the random numbers for the text around them."""
+        place = Path(self.haystack).name  # the same texts wherever the folder is
         chance = random.Random(
             f"{self.seed} {place} {self.kind} {self.length} {self.depths} {self.trial}"
         )
@@ -98,59 +99,62 @@ class Reading:
 
     def run(self, replica: Replica) -> list[Record]:
         hidden, chance = self.hidden()
-        placed = [
-            (depth, needle.statement) for depth, needle in zip(self.depths, hidden, strict=True)
-        ]
-        stack = hide(replica, self.haystack, self.length, placed, chance)
+        statements = [needle.statement for needle in hidden]
+        depths = list(zip(self.depths, statements, strict=True))
+        stack = hide(replica, self.haystack, self.length, depths, chance)
         session = open_session(replica, self.method.config, system=self.system)
-        asked = " ".join(needle.question for needle in hidden)
-        session.append(stack.ids, question=asked if self.method.aware else None)
-        before = head_tokens(replica, self.system)
-        records = []
-        for key, needle, (start, stop) in zip(self.keys(), hidden, stack.spans, strict=True):
-            answer = session.ask(needle.question, max_tokens=self.max_tokens)
-            prompt = question_ids(replica, needle.question, needle.prefix, self.system)
-            forced = force(session, prompt, fragment(replica.tokenizer, " " + needle.key))
-            unread = POLICIES[self.method.config.policy].reads == "ends"
-            outcome: dict[str, Any] = {
-                "key": needle.key,
-                "answer": answer,
-                "right": found(needle.key, answer),
-                "forced": all(forced.first),
-                "loss": round(forced.loss, 4),
-                "kept": None
-                if unread
-                else round(kept_share(session, before + start, before + stop), 4),
-                "tokens_read": session.stats.tokens_read,
-                "distillations": session.stats.distillations,
-                "peak_entries": session.stats.peak_entries,
-            }
-            records.append({**key, **outcome})
-        return records
+        question = " ".join(needle.question for needle in hidden)
+        session.append(stack.ids, question=question if self.method.aware else None)
+        return [
+            {**key, **self._outcome(replica, session, needle, span)}
+            for key, needle, span in zip(self.keys(), hidden, stack.spans, strict=True)
+        ]
+
+    def _outcome(
+        self, replica: Replica, session: Session, needle: Needle, span: tuple[int, int]
+    ) -> dict[str, Any]:
+        answer = session.ask(needle.question, max_tokens=self.max_tokens)
+        prompt = question_ids(replica, needle.question, needle.prefix, self.system)
+        forced = force(session, prompt, fragment(replica.tokenizer, " " + needle.key))
+        kept = None
+        if not self.method.policy.cuts:
+            before = head_tokens(replica, self.system)
+            kept = round(kept_share(session, before + span[0], before + span[1]), 4)
+        return {
+            "key": needle.key,
+            "answer": answer,
+            "right": found(needle.key, answer),
+            "forced": all(forced.first),
+            "loss": round(forced.loss, 4),
+            "kept": kept,
+            "tokens_read": session.stats.tokens_read,
+            "distillations": session.stats.distillations,
+            "peak_entries": session.stats.peak_entries,
+        }
 
 
 def plan(
     model: Model,
     methods: Iterable[Method],
     *,
-    haystack: str,
     kind: str,
     lengths: list[int],
     depths: list[float],
     trials: int,
     **more: Any,
 ) -> list[Reading]:
-    """Every haystack for every method: short ones first, all methods on one before the next, so
-    that what is done by then can be compared."""
+    """Every text for every method, short texts first.
+
+    All methods read a text before the next text, so partial results are comparable. more: other
+    fields of `Reading`.
+    """
+    places: list[tuple[float, ...]] = [(depth,) for depth in sorted(depths)]
     if kind == "multi":
         places = [tuple(sorted(depths))]
-    else:
-        places = [(depth,) for depth in sorted(depths)]
     return [
         Reading(
             model=model,
             method=method,
-            haystack=haystack,
             kind=kind,
             length=length,
             depths=place,

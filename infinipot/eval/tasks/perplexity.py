@@ -1,14 +1,14 @@
-"""How well a model predicts a long text while it reads it through a pot."""
+"""Perplexity of a model on a long text that it reads through a pot."""
 
 from __future__ import annotations
 
 import gzip
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TextIO
 
 from infinipot.eval import charts
 from infinipot.eval.methods import Method
@@ -17,7 +17,6 @@ from infinipot.eval.runner import Model, Replica
 from infinipot.eval.stats import mean
 from infinipot.eval.tables import markdown, name_key, names, number, tokens
 from infinipot.eval.teacher_forcing import open_session
-from infinipot.policies import POLICIES
 from infinipot.text.tokens import encode
 
 NAME = "perplexity"
@@ -26,13 +25,8 @@ BLOCK = 1 << 16
 
 
 def pieces(path: Path) -> Iterator[str]:
-    """A text file, also .gz, in blocks: it is never held whole."""
-    # noqa: SIM115
-    if path.suffix == ".gz":
-        opened = gzip.open(path, "rb")
-    else:
-        opened = path.open("rb")
-    with io.TextIOWrapper(opened, encoding="utf-8") as file:  # type: ignore[arg-type]
+    """A text file, also .gz, in blocks, so that memory does not grow with the file."""
+    with _opened(path) as file:
         try:
             while block := file.read(BLOCK):
                 yield block
@@ -40,10 +34,43 @@ def pieces(path: Path) -> Iterator[str]:
             raise ValueError(f"{path} is not UTF-8 ({problem.reason}); convert it first") from None
 
 
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+class Windows:
+    """Mean losses over windows of `size` tokens. The first token of a text has no loss."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.tokens = 0
+        self.sums: list[float] = []
+        self.counts: list[int] = []
+
+    def add(self, losses: Iterable[float]) -> None:
+        """Add the losses of the next tokens of the text."""
+        for loss in losses:
+            if self.tokens > 0:
+                place = (self.tokens - 1) // self.size
+                if place == len(self.sums):
+                    self.sums.append(0.0)
+                    self.counts.append(0)
+                self.sums[place] += loss
+                self.counts[place] += 1
+            self.tokens += 1
+
+    def means(self) -> list[float]:
+        return [total / count for total, count in zip(self.sums, self.counts, strict=True)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """One text, read once by one method. count: tokens that are read, None for all. every: tokens
-    over which losses are averaged."""
+    """One text, read once by one method.
+
+    count: tokens to read, None for all. every: tokens per window of mean losses.
+    """
 
     model: Model
     method: Method
@@ -71,23 +98,12 @@ class Stream:
     def run(self, replica: Replica) -> list[Record]:
         session = open_session(replica, self.method.config, template=False)
         session.score_all()
-        sums: list[float] = []
-        counts: list[int] = []
-        seen = 0
+        windows = Windows(self.every)
 
         def note() -> None:
-            """After every chunk: its losses are the newest that the pot holds."""
-            nonlocal seen
-            fresh = session.stats.tokens_read - seen
-            for loss in session.pot.novelty[0, -fresh:].tolist():
-                if seen > 0:  # nothing predicts the first token
-                    place = (seen - 1) // self.every
-                    if place == len(sums):
-                        sums.append(0.0)
-                        counts.append(0)
-                    sums[place] += loss
-                    counts[place] += 1
-                seen += 1
+            """After every chunk: its losses are the newest in the pot."""
+            fresh = session.stats.tokens_read - windows.tokens
+            windows.add(session.pot.novelty[0, -fresh:].tolist())
 
         if self.count is None:
             left = math.inf
@@ -100,12 +116,12 @@ class Stream:
             left -= len(ids)
             if left <= 0:
                 break
-        if not sums:
+        if not windows.sums:
             raise ValueError(f"{self.path} holds no text to predict: give a longer one")
         stats = session.stats
         outcome = {
-            "loss": round(sum(sums) / sum(counts), 6),
-            "losses": [round(total / count, 4) for total, count in zip(sums, counts, strict=True)],
+            "loss": round(sum(windows.sums) / sum(windows.counts), 6),
+            "losses": [round(loss, 4) for loss in windows.means()],
             "tokens_read": stats.tokens_read,
             "distillations": stats.distillations,
             "peak_entries": stats.peak_entries,
@@ -117,9 +133,10 @@ def plan(
     model: Model, methods: Iterable[Method], paths: Sequence[Path], count: int | None, every: int
 ) -> list[Stream]:
     for method in methods:
-        if POLICIES[method.config.policy].reads == "ends":
+        if method.policy.cuts:
             raise ValueError(
-                f"policy {method.config.policy!r} leaves out most of a text, so it predicts none of it: compare with streaming"
+                f"policy {method.policy.name!r} leaves out most of a text, so it cannot predict "
+                "the text: use another policy, such as streaming"
             )
     return [
         Stream(model=model, method=method, path=path, count=count, every=every)
@@ -128,62 +145,58 @@ def plan(
     ]
 
 
+COLUMNS = (
+    "perplexity",
+    "all",
+    "1st quarter",
+    "2nd",
+    "3rd",
+    "4th",
+    "tokens",
+    "distillations",
+    "peak entries",
+)
+
+
 def table(records: Sequence[Record]) -> str:
-    """Perplexity over all, and over the text's four quarters, as far as its windows allow."""
-    named = names(records)
+    """Perplexity over the whole text, and over its four quarters (in whole windows)."""
+    name_of = names(records)
     lines = []
     for record in records:
         losses = record["losses"]
         cuts = [len(losses) * n // 4 for n in range(5)]
         quarters = [mean(losses[a:b]) for a, b in pairwise(cuts)]
-        shown = [
-            number(None if loss is None else math.exp(loss), 2)
-            for loss in (record["loss"], *quarters)
-        ]
+        counts = [record[name] for name in ("tokens_read", "distillations", "peak_entries")]
         lines.append(
             [
-                named[name_key(record)],
-                *shown,
-                f"{record['tokens_read']:,}",
-                f"{record['distillations']:,}",
-                f"{record['peak_entries']:,}",
+                name_of[name_key(record)],
+                *[_perplexity(loss) for loss in (record["loss"], *quarters)],
+                *[f"{count:,}" for count in counts],
             ]
         )
-    return markdown(
-        [
-            "perplexity",
-            "all",
-            "1st quarter",
-            "2nd",
-            "3rd",
-            "4th",
-            "tokens",
-            "distillations",
-            "peak entries",
-        ],
-        lines,
-    )
+    return markdown(COLUMNS, lines)
+
+
+def _perplexity(loss: float | None) -> str:
+    return number(None if loss is None else math.exp(loss), 2)
 
 
 def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
-    """A table and a figure for each text."""
+    """Write a table and a figure for each text. Returns the text and the paths of the files."""
+    groups: dict[tuple[str, int | None, int], list[Record]] = {}
+    for record in records:
+        text = (record["text"], record["tokens"], record["every"])
+        groups.setdefault(text, []).append(record)
     texts = []
     files = []
-    for text in dict.fromkeys(
-        (record["text"], record["tokens"], record["every"]) for record in records
-    ):
-        some = [
-            record
-            for record in records
-            if (record["text"], record["tokens"], record["every"]) == text
-        ]
-        title = f"{text[0]} · {', '.join(sorted({record['model'] for record in some}))}"
+    for (name, count, every), some in groups.items():
+        title = f"{name} · {', '.join(sorted({record['model'] for record in some}))}"
         texts.append(f"{title}\n\n{table(some)}")
-        named = names(some)
-        curves = {named[name_key(record)]: smoothed(record["losses"], text[2]) for record in some}
-        stem = f"perplexity-{Path(text[0]).stem.removesuffix('.txt')}" + (
-            f"-{tokens(text[1])}" if text[1] else ""
-        ).replace(",", "")
+        name_of = names(some)
+        curves = {name_of[name_key(record)]: smoothed(record["losses"], every) for record in some}
+        stem = f"perplexity-{Path(name).stem.removesuffix('.txt')}"
+        if count:
+            stem += f"-{tokens(count)}".replace(",", "")
         files += charts.curves(
             curves, title=title, across="tokens read", up="perplexity", path=folder / stem
         )
@@ -193,7 +206,7 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
 
 
 def smoothed(losses: Sequence[float], every: int, points: int = 60) -> list[tuple[float, float]]:
-    """(tokens, perplexity) at most so many times: neighbouring windows are averaged."""
+    """At most `points` pairs (tokens, perplexity). Neighbouring windows are averaged."""
     step = max(1, math.ceil(len(losses) / points))
     groups = [losses[n : n + step] for n in range(0, len(losses), step)]
     return [

@@ -25,7 +25,7 @@ class RecordingHost(Host):
     CUDA graphs would skip the recording, and a spare pot belongs to one host: it uses neither.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ModelRunner) -> None:
         self.__dict__.update(host.__dict__)
         self.unrecordable = True
         self.spare = None
