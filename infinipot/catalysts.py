@@ -1,4 +1,4 @@
-"""The prompts by whose attention a pot is distilled (CaP), by name."""
+"""Catalysts: the prompts whose attention selects the survivors (CaP), by name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ PRESETS = {
     "unrelated": "Write a short poem about the sea on a windy day.",
     "repeat": "Repeat the text above word for word:",
 }
-"""Prompts by the kinds of the paper's Table 2, one that asks for what stands only once, and one for
-the text itself (policy kvzip). Two more kinds have no fixed words: `question` (the question itself)
-and `plain` (no instruction: the newest tokens of the text, read once more)."""
+"""general, unrelated: kinds of the paper's Table 2. facts: for single facts. repeat: for the whole
+text (policy kvzip). Two more kinds have no fixed text: `question` (the question itself) and `plain`
+(the newest tokens of the text, read again)."""
 ANSWER_PREFIXES = {"facts": "1. "}
-"""How the answer to a preset begins, where that is read too: what follows is what the last rows of
-the catalyst look for."""
+"""The start of the answer to a preset, read behind it: the last rows of the catalyst then attend to
+what comes next."""
 
 REMOVED = ("general-1", "general-2")
 """Names of prompts that only a study uses (eval/studies.py)."""

@@ -1,7 +1,6 @@
-"""Every option and its default. Unknown names and impossible values are refused when they are
-given.
+"""All options and their defaults. Unknown names and impossible values raise at once.
 
-The options of a policy are documented where they are used: in its own class, `infinipot.policies`.
+The options of a policy are documented in its own class, in `infinipot.policies`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,24 @@ RECIPES: dict[str, dict[str, Any]] = {
         "pool_mode": "avg",
     },
 }
-"""Presets: options as the paper has them, where our defaults are others; and those that keep single
-facts of which nobody knows yet that they will be asked for (docs/results.md says why)."""
+"""Presets. paper: the paper's options, where our defaults differ. facts: keeps single facts for
+unknown questions (docs/results.md)."""
 FREE = 1024
-"""So much of a large pot is free after a distillation by default: less would distil too often, more
-would keep less than it could."""
+"""Free entries of a large pot after a distillation, by default. Fewer mean more distillations, more
+mean fewer survivors."""
 GONE = {
-    "coverage": "coverage belonged to distill_to='auto', which is gone: leave it out, and give distill_to a number of entries",
-    "auto": "distill_to='auto' is gone, as it kept nothing that a number did not: give a number of entries",
-    "pyramid": "layer_budget='pyramid' is gone, as uniform budgets kept more: leave it out, or give a weight for each layer",
+    "coverage": (
+        "coverage belonged to distill_to='auto', which is gone: "
+        "leave it out, and give distill_to a number of entries"
+    ),
+    "auto": (
+        "distill_to='auto' is gone, as it kept nothing that a number did not: "
+        "give a number of entries"
+    ),
+    "pyramid": (
+        "layer_budget='pyramid' is gone, as uniform budgets kept more: "
+        "leave it out, or give a weight for each layer"
+    ),
 }
 
 INFINIPOT = InfiniPot()
@@ -44,33 +52,33 @@ INFINIPOT = InfiniPot()
 class PotConfig:
     """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head.
 
-    Beside these fields it takes the options of its policy by name, `PotConfig(policy="infinipot",
-    novelty=0.5)`, hands them to the policy, and reads them from there, `config.novelty`.
+    The options of the policy are keywords and attributes, too: `PotConfig(policy="infinipot",
+    novelty=0.5)`, `config.novelty`. They are stored in the policy.
     """
 
     pot_size: int = 2048
-    """|M|: never more entries than this, whatever they are: survivors, the chunk being read, the
-    catalyst, the answer."""
+    """|M|: the bound for all entries together: survivors, the current chunk, the catalyst, the
+    answer."""
     distill_to: int | None = None
-    """|C|: entries that survive a distillation, beside the pinned ones. None: `pot_size / 2`; above
+    """|C|: entries that survive a distillation, without the pinned ones. None: `pot_size / 2`; above
     2,048: `pot_size - 1024`, at most three quarters."""
     policy: Policy = INFINIPOT
     """How survivors are chosen: a name, or an object of any subclass of `Policy`, with its options."""
     layer_budget: str | tuple[float, ...] = "uniform"
-    """How |C| is shared out over layers at the same memory in all: `uniform`, or a weight for each
-    bounded layer. A layer's |M| differs from the pot's by as much as its |C| does."""
+    """|C| of the layers, at the same total: `uniform`, or a weight for each bounded layer. |M| of a
+    layer differs by the same amount."""
     pot_dtype: str | None = None
     """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's
     own type."""
     prefill: str = "bounded"
-    """`bounded`: the pot never holds more than pot_size. `whole`: all is read without a bound and
-    distilled once, before the answer, as the methods it is compared with were published."""
+    """`bounded`: the pot never holds more than pot_size. `whole`: read everything without a bound,
+    and distil once before the answer, as in the publications of other policies."""
     context_reset: bool = True
-    """CR-RoPE: positions start again at 0 after a distillation. False lets them grow for ever (the
+    """CR-RoPE: positions restart at 0 after a distillation. False: they grow without a bound (the
     paper's ablation)."""
     chunk_tokens: int | None = None
-    """Most tokens in one forward pass while reading. Results do not depend on it, memory for
-    activations does. None: 512, on a GPU 2048."""
+    """Most tokens in one forward pass of reading. It changes the memory for activations, not the
+    results. None: 512, on a GPU 2048."""
 
     def __init__(self, *, policy: str | Policy = "infinipot", **options: Any) -> None:
         if "coverage" in options:
@@ -94,37 +102,37 @@ class PotConfig:
         raise AttributeError(f"PotConfig has no option {name!r}")
 
     def replace(self, **options: Any) -> PotConfig:
-        """The same with other options, its own or the policy's. Another policy has its own
+        """A copy with other options, of the config or the policy. A new policy starts from its own
         defaults."""
         return dataclasses.replace(self, **options)
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options by name, those of the policy among them; the policy is its name."""
+        """All options by name, with those of the policy. `policy` is the policy's name."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**own, "policy": self.policy.name, **self.policy.values}
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The options that are not the defaults, those of the policy among them."""
+        """The options that differ from the defaults, with those of the policy."""
         fields = (*dataclasses.fields(self), *dataclasses.fields(self.policy))
-        usual = {
+        defaults = {
             **{field.name: field.default for field in fields},
             "policy": type(self).policy.name,
         }
-        return {name: value for name, value in self.options.items() if value != usual[name]}
+        return {name: value for name, value in self.options.items() if value != defaults[name]}
 
     @property
     def survivors(self) -> int:
-        """|C|, of all layers the mean."""
+        """|C|, the mean over layers."""
         if self.distill_to is not None:
             return self.distill_to
         return max(self.pot_size // 2, min(self.pot_size - FREE, 3 * self.pot_size // 4))
 
     def _check_names(self) -> None:
-        for name, allowed in (("distill_to", "auto"), ("layer_budget", "pyramid")):
-            if getattr(self, name) == allowed:
-                raise ValueError(GONE[allowed])
+        for name, removed in (("distill_to", "auto"), ("layer_budget", "pyramid")):
+            if getattr(self, name) == removed:
+                raise ValueError(GONE[removed])
         for name, names, optional in (
             ("prefill", ("bounded", "whole"), False),
             ("pot_dtype", QUANTISED, True),
@@ -142,19 +150,21 @@ class PotConfig:
             raise ValueError(
                 "pot_dtype needs context_reset: entries in eight bits are turned by slot whenever they are read"
             )
+        self._check_weights()
+
+    def _check_weights(self) -> None:
         weights = self.layer_budget
+        error: type[Exception] = ValueError
         if isinstance(weights, tuple):
-            fine = bool(weights) and all(
+            allowed = bool(weights) and all(
                 isinstance(weight, (int, float)) and 0 < weight < float("inf") for weight in weights
             )
         else:
-            fine = weights == "uniform"
-        if not fine:
-            if isinstance(weights, (str, tuple)):
-                kind = ValueError
-            else:
-                kind = TypeError
-            raise kind(
+            allowed = weights == "uniform"
+            if not isinstance(weights, str):
+                error = TypeError
+        if not allowed:
+            raise error(
                 f"layer_budget={weights!r} is not allowed: give 'uniform', or a weight above 0 for each layer"
             )
 
@@ -167,11 +177,13 @@ class PotConfig:
             hash(self.policy)
         except TypeError as problem:
             raise TypeError(
-                f"policy={self.policy!r} is not allowed: its options must be hashable, so tuples, not lists ({problem})"
+                f"policy={self.policy!r} is not allowed: its options must be hashable, "
+                f"so tuples, not lists ({problem})"
             ) from None
         if self.policy.catalyst == "plain" and self.pot_size < 64:
             raise ValueError(
-                f"pot_size={self.pot_size} is not allowed with catalyst='plain': the newest 32 tokens need a pot of at least 64"
+                f"pot_size={self.pot_size} is not allowed with catalyst='plain': "
+                "the newest 32 tokens need a pot of at least 64"
             )
         if self.policy.bounded:
             within("distill_to", self.survivors, 1, self.pot_size - 1)
@@ -179,7 +191,8 @@ class PotConfig:
             recent = self.policy.newest_kept(self.survivors)
             if sinks + recent > self.survivors:
                 raise ValueError(
-                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: keep fewer, or distil to more"
+                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: "
+                    "keep fewer, or distil to more"
                 )
 
 
@@ -188,11 +201,11 @@ NAMES = (
     *(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy"),
     *OPTIONS,
 )
-"""All options there are, those of every policy among them."""
+"""All options, with those of every policy."""
 
 
 def matters(option: str, policy: Policy | type[Policy]) -> bool:
-    """Whether an option makes a difference with this policy."""
+    """Whether an option has an effect with this policy."""
     if option in ("policy", "chunk_tokens", "pot_dtype"):
         return True
     if option == "pot_size":
@@ -204,7 +217,7 @@ def matters(option: str, policy: Policy | type[Policy]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How an answer is generated. The defaults are greedy decoding."""
+    """How tokens are sampled. The defaults are greedy decoding."""
 
     max_tokens: int = 256
     temperature: float = 0.0

@@ -1,10 +1,11 @@
-"""For people who live in transformers: model.generate(**inputs, custom_generate=infinipot.generate,
+"""A pot for `generate` of transformers: model.generate(**inputs, custom_generate=infinipot.generate,
 pot=PotConfig(...))."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +18,24 @@ from transformers import (
 )
 
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Turn, advance, predict
+from infinipot.engine.decode import Generation, advance, predict
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
 
 PROMPT_END = 32
-"""The catalyst: this many last tokens of the prompt, where the question stands (at most half of
-what the pot can hold beside the survivors)."""
+"""Length of the catalyst: the last tokens of the prompt, where the question is. At most half of the
+pot beside the survivors."""
+OTHER_INPUTS = (
+    "inputs_embeds",
+    "pixel",
+    "image",
+    "video",
+    "audio",
+    "input_features",
+    "mm_encoder",
+)
+"""Parts of the names of arguments that a pot cannot read."""
 
 
 def generate(
@@ -39,123 +50,156 @@ def generate(
     host: ModelRunner | None = None,
     **model_kwargs: Any,
 ) -> Tensor:
-    """Decoding loop for transformers' `generate`: prompts of any length are read into a pot, each
-    row of a batch into its own.
+    """Decoding loop for transformers' `generate`. It reads prompts of any length into pots, one for
+    each row of the batch.
 
-    input_ids [B, T], left-padded as attention_mask says -> [B, T + new], right-padded. The rows'
-    own tokens are read as they are (no chat template is added), row by row; answers are decoded
-    together. Sampling, processors and stopping criteria are those that transformers prepared.
-    runner: a ModelRunner of this model, made once for many calls: each new one looks at the model
-    first, and records for a GPU anew. host: its old name. contrast_ids: the tokens of pot's
-    `contrast`.
+    input_ids [B, T], left-padded by attention_mask -> [B, T + new], right-padded. Prompts are read
+    without a chat template, row by row; answers are decoded together. Sampling, processors and
+    stopping criteria are those of transformers. runner: a ModelRunner of this model to reuse; a new
+    one inspects the model first, and records CUDA graphs anew. host: its old name. contrast_ids: the
+    tokens of pot's `contrast`.
     """
-    for name in ("num_beams", "num_return_sequences"):
-        if (value := getattr(generation_config, name)) not in (1, None):
-            raise ValueError(
-                f"{name}={value} is not possible on a pot: use sampling or greedy decoding, one answer a row"
-            )
-    if generation_config.return_dict_in_generate:
-        raise ValueError(
-            "return_dict_in_generate=True is not possible on a pot: a Session gives the pot and its statistics"
-        )
-    for name, value in model_kwargs.items():
-        other = any(
-            kind in name
-            for kind in (
-                "inputs_embeds",
-                "pixel",
-                "image",
-                "video",
-                "audio",
-                "input_features",
-                "mm_encoder",
-            )
-        )
-        if other and value is not None and not (isinstance(value, dict) and not value):
-            raise ValueError(
-                f"{name} is not possible on a pot, which reads token ids only: give input_ids; leave images, video and sound out"
-            )
-    if pot is not None and not isinstance(pot, PotConfig):
-        raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
     if host is not None:
         warnings.warn(
             "generate(host=...) is now generate(runner=...)", DeprecationWarning, stacklevel=2
         )
         runner = runner or host
+    _check_decoding(generation_config)
+    _check_inputs(model_kwargs)
+    config = _checked(pot, len(contrast_ids))
     if runner is not None and runner.model is not model:
         raise ValueError(
             "runner is that of another model: give ModelRunner(model) of this one, or leave it out"
         )
-    config = pot or PotConfig()
     runner = runner or ModelRunner(model)
-    for name, fine in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
-        if (value := config.changed.get(name)) not in fine:
-            raise ValueError(
-                f"{name}={value!r} is not possible here: the prompt's end is the catalyst; leave it out, or use a Session"
-            )
-    if (config.policy.contrast is None) != (len(contrast_ids) == 0):
-        raise ValueError(
-            f"contrast={config.policy.contrast!r} with {len(contrast_ids)} contrast_ids: generate has no tokenizer, give both or neither"
-        )
     mask = model_kwargs.get("attention_mask")
+    rows = list(input_ids)
+    if mask is not None:
+        rows = [row[mask[number].bool()] for number, row in enumerate(rows)]
     max_tokens = generation_config.max_length - input_ids.shape[1]
-    rows = [
-        row if mask is None else row[mask[number].bool()] for number, row in enumerate(input_ids)
-    ]
-    turns = [_turn(runner, row, config, contrast_ids, max_tokens) for row in rows]
-    pad = generation_config._pad_token_tensor
-    so_far = input_ids
-    live = dict(enumerate(turns))
-    try:
-        for turn in turns:
-            turn.begin()
-        while live:
-            # the last layer may be elsewhere
-            predicted = predict(list(live.values())).to(so_far.device)
-            logits = predicted.new_zeros(len(turns), predicted.shape[-1]).index_copy_(
-                0, torch.tensor([*live], device=predicted.device), predicted
+    generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]
+    picks = _Picks(logits_processor, stopping_criteria, generation_config)
+    return _decode(generations, input_ids, picks)
+
+
+def _check_decoding(config: GenerationConfig) -> None:
+    for name in ("num_beams", "num_return_sequences"):
+        value = getattr(config, name)
+        if value not in (1, None):
+            raise ValueError(
+                f"{name}={value} is not possible on a pot: use sampling or greedy decoding, one answer a row"
             )
-            scores = logits_processor(so_far, logits)
-            if generation_config.do_sample:
-                tokens = torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]
-            else:
-                tokens = scores.argmax(dim=-1)
-            ended = [number for number in range(len(turns)) if number not in live]
-            if pad is None:
-                tokens[ended] = 0
-            else:
-                tokens[ended] = int(pad.flatten()[0])
-            so_far = torch.cat((so_far, tokens[:, None].to(so_far.dtype)), dim=1)
-            for number, done in enumerate(stopping_criteria(so_far, None).tolist()):
-                if number in live and done:
+    if config.return_dict_in_generate:
+        raise ValueError(
+            "return_dict_in_generate=True is not possible on a pot: a Session gives the pot and its statistics"
+        )
+
+
+def _check_inputs(model_kwargs: dict[str, Any]) -> None:
+    for name, value in model_kwargs.items():
+        empty = value is None or (isinstance(value, dict) and not value)
+        if not empty and any(part in name for part in OTHER_INPUTS):
+            raise ValueError(
+                f"{name} is not possible on a pot, which reads token ids only: "
+                "give input_ids; leave images, video and sound out"
+            )
+
+
+def _checked(pot: PotConfig | None, contrast_length: int) -> PotConfig:
+    """The config, without options that need a tokenizer. contrast_length: number of contrast ids."""
+    if pot is not None and not isinstance(pot, PotConfig):
+        raise TypeError(f"pot must be a PotConfig, not {type(pot).__name__}")
+    config = pot or PotConfig()
+    for name, allowed in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
+        value = config.changed.get(name)
+        if value not in allowed:
+            raise ValueError(
+                f"{name}={value!r} is not possible here: the prompt's end is the catalyst; "
+                "leave it out, or use a Session"
+            )
+    contrast = config.policy.contrast
+    if (contrast is None) != (contrast_length == 0):
+        raise ValueError(
+            f"contrast={contrast!r} with {contrast_length} contrast_ids: "
+            "generate has no tokenizer, give both or neither"
+        )
+    return config
+
+
+@dataclass(frozen=True)
+class _Picks:
+    """How the next tokens are picked, and when rows end."""
+
+    processor: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: GenerationConfig
+
+    def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
+        """ids [B, T] so far, logits [B, V] -> token ids [B]."""
+        scores = self.processor(ids, logits)
+        if self.config.do_sample:
+            return torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]
+        return scores.argmax(dim=-1)
+
+    @property
+    def pad(self) -> int:
+        pad = self.config._pad_token_tensor
+        if pad is None:
+            return 0
+        return int(pad.flatten()[0])
+
+    def ended(self, ids: Tensor) -> list[bool]:
+        """Whether each row of ids [B, T] ends here."""
+        ends: list[bool] = self.criteria(ids, None).tolist()
+        return ends
+
+
+def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor:
+    """Run the generations until all rows have ended, and append their tokens to ids [B, T]."""
+    live = dict(enumerate(generations))
+    try:
+        for generation in generations:
+            generation.begin()
+        while live:
+            # the last layer may be on another device
+            rows = predict(list(live.values())).to(ids.device)
+            numbers = torch.tensor([*live], device=ids.device)
+            logits = rows.new_zeros(len(generations), rows.shape[-1])
+            tokens = picks(ids, logits.index_copy_(0, numbers, rows))
+            tokens[[number for number in range(len(generations)) if number not in live]] = picks.pad
+            ids = torch.cat((ids, tokens[:, None].to(ids.dtype)), dim=1)
+            for number, ended in enumerate(picks.ended(ids)):
+                if number in live and ended:
                     live.pop(number).end()
-            for number, turn in live.items():
-                turn.said.append(int(tokens[number]))
+            for number, generation in live.items():
+                generation.tokens.append(int(tokens[number]))
             advance(list(live.values()))
     finally:
-        for turn in live.values():
-            turn.end()
-    return so_far
+        for generation in live.values():
+            generation.end()
+    return ids
 
 
-def _turn(
+def _generation(
     runner: ModelRunner,
     ids: Tensor,
     config: PotConfig,
     contrast_ids: Sequence[int],
     max_tokens: int,
-) -> Turn:
-    """A row's prompt, read, and the answer to come."""
+) -> Generation:
+    """Read the prompt of a row, ids [T]. Returns its generation."""
     reader = reader_for(runner, config)
-    end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
+    catalyst = None
     if "catalyst" in reader.plan.needs:
+        end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
         catalyst = ids[None, len(ids) - end :]
-    else:
-        catalyst = None
-    if catalyst is not None and len(contrast_ids):
-        catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))
+        if len(contrast_ids):
+            catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))
     reader.check_room(catalyst, 0)
-    # known beforehand here: nothing to keep room for
-    whole = reader.policy.bounded and len(ids) + max_tokens <= config.pot_size
-    reader.read(ids.tolist(), None if whole else catalyst)
-    return Turn(reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst)
+    if reader.policy.bounded and len(ids) + max_tokens <= config.pot_size:
+        reader.read(ids.tolist(), None)  # everything fits: no room is kept for the catalyst
+    else:
+        reader.read(ids.tolist(), catalyst)
+    return Generation(
+        reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst
+    )

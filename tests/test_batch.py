@@ -9,7 +9,7 @@ from tiny import make_tiny
 
 import infinipot
 from infinipot import PotConfig, Session
-from infinipot.engine.decode import Turn, together
+from infinipot.engine.decode import Generation, together
 from infinipot.model.runner import ModelRunner
 
 LENGTHS = (150, 23, 71, 40)
@@ -51,9 +51,9 @@ def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict
             sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
             for session, length in zip(sessions, LENGTHS, strict=True):
                 session.append(random_ids(length, seed=length), question=CATALYST)
-            turns = [s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()) for s in sessions]
+            generations = [s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()) for s in sessions]
             said: dict[int, list[int]] = {}
-            for step in together(turns):
+            for step in together(generations):
                 for number, token in step:
                     said.setdefault(number, []).append(token)
             ended.append((said, [kept(session) for session in sessions], [session.pot.novelty for session in sessions]))
@@ -98,8 +98,8 @@ def test_sessions_answer_together() -> None:
             group.append(session)
         options = {"max_tokens": 20 + number, "pick": greedy, "keep": number % 2 == 0, "stop_ids": set()}
         alone[-1].said = list(alone[-1].stream_ids(random_ids(4), aware=False, **options))
-    turns = [
-        Turn(
+    generations = [
+        Generation(
             session._reader,
             random_ids(4),
             max_tokens=20 + number,
@@ -110,8 +110,8 @@ def test_sessions_answer_together() -> None:
         )
         for number, session in enumerate(sessions)
     ]
-    said: dict[int, list[int]] = {number: [] for number in range(len(turns))}
-    for step in together(turns):
+    said: dict[int, list[int]] = {number: [] for number in range(len(generations))}
+    for step in together(generations):
         for number, token in step:
             said[number].append(token)
     for number, session in enumerate(sessions):

@@ -17,7 +17,7 @@ from infinipot import PotConfig, Session
 from infinipot.cache.rope import Rotation
 from infinipot.catalysts import PRESETS
 from infinipot.config import RECIPES
-from infinipot.engine.decode import Turn
+from infinipot.engine.decode import Generation
 from infinipot.engine.observe import observe
 from infinipot.engine.plan import Plan
 from infinipot.model.self_extend import grouped_attention
@@ -185,10 +185,10 @@ def test_whole_prefill_as_published(policy: str) -> None:
     model.set_attn_implementation("eager")
     session = Session(model, None, config)
     session.append(ids)
-    turn = Turn(session._reader, question, max_tokens=5, pick=greedy, stop_ids=set())
-    turn.begin()
+    generation = Generation(session._reader, question, max_tokens=5, pick=greedy, stop_ids=set())
+    generation.begin()
     whole = model(torch.tensor([ids + question]), output_attentions=True)
-    for layer, attention in zip(turn.pot.bounded, whole.attentions, strict=True):
+    for layer, attention in zip(generation.pot.bounded, whole.attentions, strict=True):
         rows = {"snapkv": attention[0, :, -6:], "tova": attention[0, :, -1:], "h2o": attention[0]}[policy]
         scores = rows.sum(dim=1).unflatten(0, (2, -1)).sum(dim=1)  # over rows, then over the query heads of a KV head
         if policy == "tova":
@@ -199,10 +199,10 @@ def test_whole_prefill_as_published(policy: str) -> None:
             scores = F.max_pool1d(scores[None], 7, stride=1, padding=3)[0]
         chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : 30 - last]
         expected = [sorted([*head.tolist(), *range(98 - last, 98)]) for head in chosen]
-        assert turn.pot.described(layer)[0][0].tolist() == expected
-    assert turn.pot.hidden is not None
-    assert_close("the question saw everything", session.host.head(turn.pot.hidden)[0], whole.logits[0, -1:])
-    turn.end()
+        assert generation.pot.described(layer)[0][0].tolist() == expected
+    assert generation.pot.hidden is not None
+    assert_close("the question saw everything", session.host.head(generation.pot.hidden)[0], whole.logits[0, -1:])
+    generation.end()
     assert session.stats.entries == 90, "the session itself goes on with everything"
     assert len(list(session.stream_ids(question, max_tokens=5, pick=greedy, stop_ids=set()))) == 5
 
@@ -210,10 +210,10 @@ def test_whole_prefill_as_published(policy: str) -> None:
 def test_whole_prefill_with_a_catalyst() -> None:
     session = Session(make_tiny("llama"), None, PotConfig(pot_size=48, distill_to=30, prefill="whole"))
     session.append(random_ids(90), question=CATALYST)
-    turn = Turn(session._reader, CATALYST, max_tokens=5, pick=greedy, stop_ids=set(), catalyst=torch.tensor([CATALYST]))
-    turn.begin()
-    assert turn.pot.length == 30 + len(CATALYST)
-    turn.end()
+    generation = Generation(session._reader, CATALYST, max_tokens=5, pick=greedy, stop_ids=set(), catalyst=torch.tensor([CATALYST]))
+    generation.begin()
+    assert generation.pot.length == 30 + len(CATALYST)
+    generation.end()
     with pytest.raises(ValueError, match="prefill='whole'"):
         list(session.stream_ids(CATALYST, max_tokens=5, pick=greedy, keep=True))
     assert session.stats.distillations == 0

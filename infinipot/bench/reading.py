@@ -8,7 +8,7 @@ from torch import Tensor
 
 from infinipot.bench.measure import clock, peak, settle
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Turn, together
+from infinipot.engine.decode import Generation, together
 from infinipot.model.runner import ModelRunner
 from infinipot.session import Session
 
@@ -47,7 +47,7 @@ def answer(session: Session, rows: int, tokens: int) -> float:
     readers = [session.fork()._reader for _ in range(rows)]
     options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
     turns = [
-        Turn(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options)
+        Generation(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options)
         for number, reader in enumerate(readers)
     ]
     return pace([clock() for _ in together(turns)], rows)

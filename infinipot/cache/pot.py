@@ -1,36 +1,33 @@
-"""The pot: a transformers cache whose full-attention layers hold at most |M| entries. It knows no
-policy."""
+"""The pot: a transformers cache whose full-attention layers hold at most |M| entries. It is
+independent of the policy."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
+from infinipot.cache.bookkeeping import NEWEST, SAVED, Bookkeeping
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.recurrent import new_layer
 from infinipot.cache.rope import Rotation
 from infinipot.compat import Cache
 
-NEWEST = 32
-"""How many of the last token ids are remembered, for the catalyst that is the text itself."""
-
 
 @dataclass(frozen=True)
 class Layout:
-    """What a pot is made of.
+    """The shape of a pot.
 
-    size: |M|, None without a bound. sizes: each bounded layer's own |M|, in order, where they
-    differ. reset: CR-RoPE. kind: the eight-bit type of stored entries, None for the model's own.
-    attention_stats: what layers remember of attention. grouping: how many distant entries share a
-    position, and how many newest do not (SelfExtend). distils: whether there is ever a
-    distillation.
+    size: |M|, None without a bound. sizes: |M| of each bounded layer, if they differ. reset:
+    CR-RoPE. kind: the eight-bit type of stored entries, None for the model's own. attention_stats:
+    what layers remember of attention. grouping: (number of distant entries that share a position,
+    number of newest entries that do not), for SelfExtend. distils: whether it is ever distilled.
     """
 
     size: int | None
@@ -42,54 +39,9 @@ class Layout:
     distils: bool = True
 
 
-UNSAVED = {"saved": False}
-"""Marks a field that a pot file does not hold."""
-
-
-@dataclass(eq=False, repr=False)
-class Bookkeeping:
-    """What goes with a pot's entries from one chunk to the next. Whoever adds a field adds it here,
-    and nowhere else.
-
-    Tensors are replaced, never written to, except `newest`.
-    """
-
-    pinned: int = 0
-    """Entries at the start that no distillation touches."""
-    tokens_read: int = 0
-    """While a cycle is recorded: since the beginning of the recording."""
-    distillations: int = 0
-    distill_s: float = field(default=0.0, metadata=UNSAVED)
-    hidden: Tensor | None = None
-    """The last token's final hidden state [B, 1, hidden], which predicts the next token."""
-    logits: Tensor | None = field(default=None, metadata=UNSAVED)
-    """The next token's [1, V], where a step has computed them already."""
-    novelty: Tensor = field(default_factory=lambda: torch.zeros(1, 0))
-    """NuC [B, F] of the F tokens read since the last distillation."""
-    fresh: Tensor = field(default_factory=lambda: torch.zeros(1, 0, dtype=torch.long))
-    """Ids [B, F] of these tokens, only where there are distillations."""
-    newest: Tensor = field(default_factory=lambda: torch.zeros(1, NEWEST, dtype=torch.long))
-    """The last token ids [B, 32], written in place."""
-
-    def note(self, books: Bookkeeping) -> None:
-        """Take over all of `books`."""
-        newest = self.newest.copy_(books.newest)
-        vars(self).update(vars(books))
-        self.newest = newest
-
-    def snapshot(self) -> Bookkeeping:
-        """A copy of all of it, without the logits, which are known again from the hidden state."""
-        fields_now = {name: getattr(self, name) for name in FIELDS}
-        return Bookkeeping(**{**fields_now, "logits": None, "newest": self.newest.clone()})
-
-
-FIELDS = [known.name for known in fields(Bookkeeping)]
-SAVED = [known.name for known in fields(Bookkeeping) if known.metadata.get("saved", True)]
-
-
 @dataclass(frozen=True)
 class Mark:
-    """A state to return to, as long as nothing has been distilled since."""
+    """A state that `rollback` restores, until the next distillation."""
 
     layers: tuple[Any, ...]
     books: Bookkeeping
@@ -100,10 +52,10 @@ class Mark:
 
 
 class Pot(Bookkeeping, Cache):
-    """All layers' entries, and their bookkeeping, which only the pot itself writes.
+    """The entries of all layers and their bookkeeping. Only the pot writes to them.
 
-    by_chunk: whether someone looks at the pot after every chunk, so that no cycle runs as one.
-    start: while a cycle is recorded, how many tokens were read before it, a number on the device.
+    by_chunk: a caller inspects the pot after every chunk, so that no cycle is replayed as a whole.
+    start: during a recording, the number of tokens read before it, as a tensor on the device.
     """
 
     def __init__(
@@ -115,18 +67,13 @@ class Pot(Bookkeeping, Cache):
         device: torch.device | None = None,
     ) -> None:
         sizes = iter(layout.sizes or (layout.size,) * len(windows))
-        layers = [
-            new_layer(
-                window,
-                carried,
-                rotation,
-                next(sizes) if window is None else None,
-                layout.reset,
-                layout.kind,
-                layout.attention_stats,
-            )
-            for window, carried, rotation in zip(windows, states, rotations, strict=True)
-        ]
+        how = (layout.reset, layout.kind, layout.attention_stats)
+        layers = []
+        for window, count, rotation in zip(windows, states, rotations, strict=True):
+            size = None
+            if window is None:
+                size = next(sizes)
+            layers.append(new_layer(window, count, rotation, size, *how))
         Cache.__init__(self, layers=layers)
         Bookkeeping.__init__(self, newest=torch.zeros(1, NEWEST, dtype=torch.long, device=device))
         self.size = layout.size
@@ -136,38 +83,36 @@ class Pot(Bookkeeping, Cache):
         self.start: Tensor | None = None
 
     def clear(self) -> None:
-        """Be as new. Slots stay where they are, so what was recorded for them still holds."""
+        """Empty the pot. Slots keep their addresses, so recordings stay valid."""
         self.note(Bookkeeping())
         for layer in self.bounded:
             layer.clear()
 
     @property
     def bounded(self) -> list[PotLayer]:
-        """The layers that the size bounds: full attention, not sliding windows, nor layers that
-        only carry a state."""
+        """The layers with full attention, which the size bounds."""
         return [layer for layer in self.layers if isinstance(layer, PotLayer)]
 
     @property
     def length(self) -> int:
-        """Entries per head now, in the bounded layer that has most."""
+        """Entries per head, in the longest bounded layer."""
         return max(layer.length for layer in self.bounded)
 
     @property
     def entries(self) -> int:
-        """Entries per head now: the mean over the bounded layers, rounded up, where they differ."""
+        """Entries per head, the mean over the bounded layers, rounded up."""
         return -(-sum(layer.length for layer in self.bounded) // len(self.bounded))
 
     @property
     def room(self) -> float:
-        """How many more entries every layer has room for; infinite without a bound."""
-        return min(
-            torch.inf if layer.size is None else layer.size - layer.length for layer in self.bounded
-        )
+        """How many more entries fit into every layer; infinite without a bound."""
+        rooms = [layer.size - layer.length for layer in self.bounded if layer.size is not None]
+        return min(rooms, default=torch.inf)
 
     @property
     def peak(self) -> int:
-        """Most entries a bounded layer ever held at one moment; the mean over layers, rounded up,
-        where they have sizes of their own."""
+        """Most entries of a bounded layer at any moment; the mean over layers, rounded up, if they
+        differ in size."""
         peaks = [layer.peak for layer in self.bounded]
         if len({layer.size for layer in self.bounded}) > 1:
             return -(-sum(peaks) // len(peaks))
@@ -179,49 +124,45 @@ class Pot(Bookkeeping, Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """What one token's keys and values take in all layers of an ordinary cache."""
+        """Bytes of one token's keys and values in all layers of an ordinary cache."""
         if self.hidden is None:
             return 0
         return sum(layer.width for layer in self.layers) * self.hidden.element_size()
 
     def described(self, layer: PotLayer) -> tuple[Tensor, Tensor]:
-        """Place in the text and NuC of all entries of a layer, [B, K, P] each. Fresh entries are
-        the newest tokens, in order."""
+        """Place in the text and NuC of all entries of a layer, [B, K, P] each."""
         fresh = layer.length - layer.index.shape[-1]
         shape = (*layer.index.shape[:2], fresh)
         places = torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read
         if self.start is not None:
             places = places + self.start
         novelty = self.novelty.to(layer.novelty.device)[:, None].expand(shape)
-        return torch.cat((layer.index, places.expand(shape)), dim=-1), torch.cat(
-            (layer.novelty, novelty), dim=-1
-        )
+        places = torch.cat((layer.index, places.expand(shape)), dim=-1)
+        return places, torch.cat((layer.novelty, novelty), dim=-1)
 
     def follow(
         self, ids: Tensor, hidden: Tensor, novelty: Tensor, logits: Tensor | None = None
     ) -> None:
-        """Note what goes with the entries just taken: their ids and NuC [B, T], the last one's
-        hidden state [B, 1, hidden], and the logits [B, V] of what follows it, if they are known."""
+        """Note new entries: ids and NuC [B, T], the last hidden state [B, 1, hidden], and next-token
+        logits [B, V] if known."""
         self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
         if self.distils:
             self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
         self.hidden = hidden
         self.logits = logits
-        self.newest.copy_(
-            torch.cat((self.newest, ids.to(self.newest.device)), dim=1)[:, -self.newest.shape[1] :]
-        )
+        newest = torch.cat((self.newest, ids.to(self.newest.device)), dim=1)
+        self.newest.copy_(newest[:, -self.newest.shape[1] :])
         self.tokens_read += ids.shape[1]
 
     def distilled(self, seconds: float) -> None:
-        """Note that all layers have been distilled, which took so long."""
+        """Note a distillation of all layers, and its duration."""
         self.novelty = self.novelty[:, :0]
         self.fresh = self.fresh[:, :0]
         self.distillations += 1
         self.distill_s += seconds
 
     def replayed(self, count: int, hidden: Tensor) -> None:
-        """Note what a recorded cycle has done: it read `count` tokens until the pot was full, and
-        distilled it.
+        """Note the replay of a cycle: it read `count` tokens and distilled the full pot.
 
         hidden: the last token's hidden state [B, 1, hidden].
         """
@@ -234,10 +175,10 @@ class Pot(Bookkeeping, Cache):
 
     @contextmanager
     def recording(self, start: Tensor, hidden: Tensor) -> Iterator[None]:
-        """Inside, what is done to the pot is recorded, not run. Afterwards the pot is as before.
+        """Inside, operations on the pot are recorded, not run. Afterwards the pot is as before.
 
-        start: how many tokens were read before. hidden: the last one's hidden state [B, 1, hidden].
-        Both are read anew, at the same addresses, whenever the recording runs.
+        start: the number of tokens read before. hidden: the last hidden state [B, 1, hidden]. Every
+        replay reads both at the same addresses.
         """
         parts = (self, *self.layers)
         before = [dict(vars(part)) for part in parts]
@@ -251,36 +192,35 @@ class Pot(Bookkeeping, Cache):
                 vars(part).update(attributes)
 
     def pin(self, count: int) -> None:
-        """Let no distillation touch the first entries."""
+        """Keep the first entries at every distillation."""
         self.pinned = count
 
     def read_by_chunk(self) -> None:
-        """From now on run no cycle as one: someone looks at the pot after every chunk."""
+        """From now on replay no cycle as a whole: a caller inspects the pot after every chunk."""
         self.by_chunk = True
 
     def note_logits(self, logits: Tensor) -> None:
-        """Keep the next token's logits [1, V], computed from the hidden state."""
+        """Keep next-token logits [1, V], computed from the hidden state."""
         self.logits = logits
 
     def forget_logits(self) -> None:
         self.logits = None
 
     def note_peaks(self, other: Pot) -> None:
-        """Count what another pot of the same layers, a copy, say, held at most as held by this one."""
+        """Include the peaks of another pot with the same layers, such as a copy."""
         for layer, its in zip(self.layers, other.layers, strict=True):
             layer.note_peak(its.peak)
 
     def advance(self, count: int) -> None:
-        """Count `count` more entries of every layer, whose slots have been written; fewer if
-        negative.
+        """Count `count` more entries of every layer; fewer if negative. Their slots are written.
 
-        Only where every layer has slots: a window has let older entries go.
+        Only for pots without sliding windows, which drop older entries.
         """
         for layer in self.bounded:
             layer.advance(count)
 
     def copy(self) -> Pot:
-        """An independent twin: what happens to one leaves the other as it is."""
+        """An independent copy."""
         twin = copy.copy(self)
         twin.layers = [layer.copy() for layer in self.layers]
         twin.newest = self.newest.clone()
@@ -296,7 +236,10 @@ class Pot(Bookkeeping, Cache):
         numbers: dict[str, Any] = {}
         for name in SAVED:
             value = getattr(self, name)
-            (tensors if isinstance(value, Tensor) else numbers)[name] = value
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            else:
+                numbers[name] = value
         return tensors, {
             **numbers,
             "positions": [layer.position for layer in self.layers],
@@ -307,35 +250,23 @@ class Pot(Bookkeeping, Cache):
         """Fill an empty pot with a saved state."""
         for n, layer in enumerate(self.layers):
             prefix = f"layers.{n}."
-            own = {
-                name.removeprefix(prefix): x
-                for name, x in tensors.items()
-                if name.startswith(prefix)
-            }
+            own = {name[len(prefix) :]: x for name, x in tensors.items() if name.startswith(prefix)}
             layer.restore(
                 own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype
             )
         if tensors["newest"].shape != self.newest.shape:
             raise ValueError("its newest tokens have another shape")
-        known: dict[str, Any] = {**numbers, **tensors}
-        self.note(Bookkeeping(**{name: known[name] for name in SAVED}))
+        state: dict[str, Any] = {**numbers, **tensors}
+        self.note(Bookkeeping(**{name: state[name] for name in SAVED}))
 
     def check(self) -> None:
-        """Refuse a restored state whose parts do not fit together, before anything is done with it."""
-        numbers = (
-            self.pinned,
-            self.tokens_read,
-            self.distillations,
-            *(layer.position for layer in self.bounded),
-        )
+        """Raise ValueError for a restored state whose parts do not fit together."""
+        positions = [layer.position for layer in self.bounded]
+        numbers = (self.pinned, self.tokens_read, self.distillations, *positions)
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise ValueError("its numbers are not whole numbers")
-        if (
-            self.hidden is None
-            or self.hidden.ndim != 3
-            or self.fresh.ndim != 2
-            or self.novelty.ndim != 2
-        ):
+        shaped = self.hidden is not None and self.hidden.ndim == 3
+        if not shaped or self.fresh.ndim != 2 or self.novelty.ndim != 2:
             raise ValueError("its tensors have other shapes")
         for layer in self.bounded:
             places, novelty = self.described(layer)
@@ -347,7 +278,7 @@ class Pot(Bookkeeping, Cache):
         return Mark(tuple(layer.mark() for layer in self.layers), self.snapshot())
 
     def rollback(self, mark: Mark) -> None:
-        """Forget every entry taken since the mark."""
+        """Remove all entries since the mark."""
         if mark.distillations != self.distillations:
             raise AssertionError("a pot cannot go back to before a distillation")
         for layer, state in zip(self.layers, mark.layers, strict=True):

@@ -1,9 +1,8 @@
-"""A fixed pot has fixed shapes: on a GPU a cycle of reading, and a step of answering, are recorded
-once and replayed as CUDA graphs.
+"""CUDA graphs of reading cycles and decoding steps: a fixed pot has fixed shapes.
 
-What is recorded is the code that runs otherwise, so results are its own. A model that cannot be
-recorded (its experts are chosen on the host, say) goes on without; so does one that does not stand
-in slots alone.
+A recording contains the code that runs without it, so results are the same. Models that cannot be
+recorded (for example, if the host chooses their experts) run without recordings; so do pots with
+layers other than slots.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from infinipot.model.runner import ModelRunner
 log = logging.getLogger("infinipot")
 
 CYCLES = 4
-"""Recordings of cycles kept for a pot: of the methods and lengths of catalyst in use."""
+"""Most recorded cycles of a pot, one for each method and length of catalyst."""
 STEPS = 4
-"""Recordings of steps kept for a pot: of the pots that answer together with it."""
+"""Most recorded steps of a pot, one for each group of pots that answer together."""
 Run = Callable[[Tensor, Tensor | None], None]
 """Reads ids [1, T], with a catalyst [1, |P|] or None, and distils."""
 
 
 def slotted(pot: Pot, watched: bool) -> bool:
-    """Whether all of the pot's layers are slots in the model's own type, read as they are. watched:
-    and remember no attention."""
+    """Whether all layers are slots in the model's own type. watched: and have no attention
+    statistics."""
     return pot.grouping is None and all(
         layer.window is None
         and layer.is_initialized
@@ -49,25 +48,22 @@ def slotted(pot: Pot, watched: bool) -> bool:
 
 
 def steady(pot: Pot) -> bool:
-    """Whether all of the pot's layers are slots that stay where they are for good, and remember
-    nothing else."""
+    """Whether all layers are slots with fixed addresses, without attention statistics."""
     return pot.size is not None and slotted(pot, watched=True)
 
 
 class Cycle:
-    """From one distillation to the next: `run` reads a chunk [1, T] that fills the pot, and distils
-    it.
+    """A recording of `run`: read ids [1, T] that fill the pot, and distil it.
 
-    Its catalyst is [1, |P|] or None. It must be called when the pot has just been distilled.
+    The catalyst is [1, |P|] or None. Call it only after a distillation of the pot.
     """
 
     def __init__(
         self, pot: Pot, ids: Tensor, catalyst: Tensor | None, run: Run, record: Record
     ) -> None:
         self.ids = torch.zeros_like(ids, memory_format=torch.contiguous_format)
-        if catalyst is None:
-            self.catalyst = None
-        else:
+        self.catalyst: Tensor | None = None
+        if catalyst is not None:
             self.catalyst = catalyst.clone()
         self.start = torch.zeros((), dtype=torch.long, device=ids.device)
         assert pot.hidden is not None
@@ -100,35 +96,34 @@ class Cycle:
 
 @dataclass
 class Recordings:
-    """Of one pot, whatever object holds its slots."""
+    """The recordings of one pot."""
 
     cycles: dict[Any, Cycle] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
 
 class GraphCache:
-    """All that is recorded of one model, by the pots whose slots it reads and writes.
+    """The recordings of one model, by pot.
 
-    unrecordable: this model cannot be recorded, or no more. spare: what the pot dropped last was
-    made of, and its layout.
+    unrecordable: this model cannot be recorded. spare: the layout and the parts of the pot that was
+    dropped last, for reuse.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = weakref.ref(runner)
-        # a recording sees neither a state that goes back, nor other processes, nor the streams of
-        # other devices
+        # a recording covers neither state-space layers, nor other processes, nor other devices
         devices = {weight.device for weight in runner.model.parameters()}
         self.unrecordable = any(runner.states) or runner.sharded or len(devices) > 1
         self.spare: tuple[Layout, Pot] | None = None
         self.first: tuple[torch.cuda.CUDAGraph, torch.cuda.Stream] | None = None
         self.methods: set[Any] = set()
-        """The kinds of cycle that have run once as they are."""
+        """Keys of the cycles that have run once without a recording."""
         self.by_pot: WeakKeyDictionary[PotLayer, Recordings] = WeakKeyDictionary()
-        """By the first layer, which a pot shares with nothing but the parts it leaves behind."""
+        """By the first bounded layer, which belongs to one pot and to the spare made of it."""
 
     def new_pot(self, layout: Layout) -> Pot:
-        """An empty pot. It takes the slots, and so the recordings, of the pot dropped last, if that
-        had the same layout."""
+        """An empty pot. It reuses the slots and the recordings of the pot that was dropped last, if
+        the layout is the same."""
         runner = self.runner()
         assert runner is not None
         with IN_USE:  # two threads must not take the same one
@@ -143,7 +138,7 @@ class GraphCache:
         return pot
 
     def _keep_parts(self, layout: Layout, parts: Pot) -> None:
-        """Keep what a pot was made of. parts: a copy that shares all of it."""
+        """Keep the parts of a dropped pot. parts: a shallow copy of the pot."""
         if (
             layout.size is not None
             and layout.attention_stats is None
@@ -152,39 +147,33 @@ class GraphCache:
             self.spare = (layout, parts)
 
     def of(self, pot: Pot) -> Recordings:
-        """What is recorded for a pot."""
+        """The recordings of a pot."""
         return self.by_pot.setdefault(pot.bounded[0], Recordings())
 
     def possible(self, ids: Tensor) -> bool:
-        """Whether what reads these ids can be recorded."""
+        """Whether reading these ids can be recorded."""
         return ids.is_cuda and not self.unrecordable
 
     def record(self, run: Callable[[], Any]) -> Recording:
         runner = self.runner()
         assert runner is not None
-        # the memory that recordings share lives as long as one of them: this one
+        # the shared memory of all recordings lives as long as one of them: this one
         if self.first is None:
             with torch.cuda.device(runner.device):
                 stream = torch.cuda.Stream()
-            self.first = (
-                Recording(
-                    lambda: torch.zeros(1, device=runner.device), runner.device, stream
-                ).graph,
-                stream,
-            )
+            first = Recording(lambda: torch.zeros(1, device=runner.device), runner.device, stream)
+            self.first = (first.graph, stream)
         graph, stream = self.first
-        # thread_local: what other threads do meanwhile (pick a token, say) does not end the
-        # recording
+        # thread_local: CUDA calls of other threads do not end the recording
         return Recording(
             run, runner.device, stream, pool=graph.pool(), capture_error_mode="thread_local"
         )
 
     def step(self, pots: Sequence[Pot], ids: Tensor, watched: bool) -> tuple[Tensor, Tensor] | None:
-        """Read ids [B, 1], a token into each pot, by their step, which is kept for the first of
-        them; what `Step` returns.
+        """Read ids [B, 1], a token into each pot, by a `Step`, and return its result. None, and
+        nothing is read, if these pots have no step.
 
-        watched: whether attention must be remembered where the policy asks for it: not for an
-        answer that is forgotten again. None, and nothing read, where there is no step.
+        watched: attention statistics must be updated; not for an answer that is removed again.
         """
         runner = self.runner()
         assert runner is not None
@@ -193,7 +182,7 @@ class GraphCache:
         for layer in (layer for pot in pots for layer in pot.bounded):
             layer.reserve(1)
         steps = self.of(pots[0]).steps
-        own = next((known for known in steps if known.serves(pots)), None)
+        own = next((step for step in steps if step.serves(pots)), None)
         if own is None:
             own = Step(runner, pots)
             steps[:] = [own, *steps[: STEPS - 1]]
@@ -201,22 +190,20 @@ class GraphCache:
             with IN_USE:  # recordings share their memory
                 return own(pots, ids, self.record)
         except RuntimeError as problem:
-            if own.recording is not None or own.calls < 2:  # not for being recorded
+            if own.recording is not None or own.calls < 2:  # not because of the recording
                 raise
             self._give_up(problem)
             return None
 
     def cycle(self, pot: Pot, key: Any, ids: Tensor, catalyst: Tensor | None, run: Run) -> bool:
-        """Do what `run` does with ids [1, T] and a catalyst, by a recording that is kept for the
-        pot.
+        """Do `run` with ids [1, T] and a catalyst, by a recording of the pot. False, and nothing is
+        done, if it cannot be recorded.
 
-        False, and nothing done, where there is none. A model's first such cycle runs as it is and
-        loads what must not be loaded while recording; from the next on there is one for each pot.
-        key: what the recording depends on, beside where the pot's slots are.
+        The first cycle with a key runs without a recording, as kernels must not be loaded during a
+        recording. key: what the recording depends on, beside the addresses of the slots.
         """
-        if not self.possible(ids) or not (
-            pot.distillations and not pot.fresh.shape[1] and steady(pot)
-        ):
+        distilled = pot.distillations > 0 and not pot.fresh.shape[1]
+        if not self.possible(ids) or not distilled or not steady(pot):
             return False
         if key not in self.methods:
             self.methods.add(key)
@@ -238,7 +225,7 @@ class GraphCache:
         return True
 
     def record_nothing(self) -> None:
-        """Run everything as it is from now on."""
+        """Use no recordings from now on."""
         self.unrecordable = True
 
     def _give_up(self, problem: Exception) -> None:

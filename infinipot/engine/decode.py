@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,117 +21,126 @@ Pick = Callable[[Tensor], int]
 """Next-token logits [1, V] float32 -> token id."""
 
 
-class Turn:
-    """One answer: its prompt is read, then its tokens one by one.
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How an answer is generated."""
 
-    keep: prompt and answer stay in the pot; else it is afterwards as it was before. catalyst: for
-    distillations made on the way, needed if keep or if prompt and answer do not fit. Then the pot
-    is distilled first (a copy of it, unless keep), and again whenever it is full. settled: called
-    at the end, if something of it has become part of the pot. `end` must follow, whatever happened.
+    max_tokens: int
+    pick: Pick
+    stop_ids: set[int]
+    keep: bool = False
+    """Prompt and answer become part of the pot. Otherwise the pot is restored at the end."""
+    catalyst: Tensor | None = None
+    """Token ids for distillations during the generation. Needed with `keep`, and if prompt and
+    answer do not fit."""
+    settled: Callable[[], None] = lambda: None
+    """Called at the end, if the pot has changed."""
+
+
+class Generation:
+    """One answer: it reads its prompt, then generates token by token.
+
+    options: the fields of `GenerationOptions`. If prompt and answer do not fit, the pot is distilled
+    first, and again whenever it is full; without `keep` this happens to a copy. Call `end` last,
+    also after an error.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        prompt: list[int],
-        *,
-        max_tokens: int,
-        pick: Pick,
-        stop_ids: set[int],
-        keep: bool = False,
-        catalyst: Tensor | None = None,
-        settled: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, reader: Reader, prompt: list[int], **options: Any) -> None:
         reader.check_idle()
+        self.options = GenerationOptions(**options)
         self.reader = reader
         self.host = reader.host
         self.plan = reader.plan
         self.distiller = reader.distiller
         self.prompt = prompt
-        self.max_tokens = max_tokens
-        self.pick = pick
-        self.stop_ids = stop_ids
-        self.keep = keep
-        self.settled = settled
-        self.came_from = reader.progress
-        count = len(prompt) + max_tokens
-        if self.plan.whole and keep:
+        self.keep = self.options.keep
+        self.catalyst = self.options.catalyst
+        self.progress_before = reader.progress
+        if self.plan.whole and self.keep:
             raise ValueError(
-                "prefill='whole' reads everything and distils it once for each answer, so a chat has no pot to go on with: ask"
+                "prefill='whole' reads everything and distils it once for each answer, "
+                "so a chat has no pot to go on with: ask"
             )
-        self.fits = reader.fits(count, catalyst if keep else None)
-        self.grows = keep and reader.keeps_answers
-        self.pot: Pot = (
-            reader.pot if (self.fits and not self.plan.whole) or self.grows else reader.pot.copy()
-        )
+        self.fits = reader.fits(self.length, self.catalyst if self.keep else None)
+        self.grows = self.keep and reader.keeps_answers
+        self.pot = self._own_pot()
         self.before: Mark | None = None
         if not self.grows and self.pot is reader.pot:
             self.before = self.pot.mark()
-        self.unread = reader.unread(count)
-        self.catalyst = catalyst
-        if catalyst is reader.pot.newest:
+        self.unread = reader.unread(self.length)
+        if self.catalyst is reader.pot.newest:
             self.catalyst = self.pot.newest
-        self.said: list[int] = []
-        self.asked = False
+        self.tokens: list[int] = []
+        self.prompt_is_read = False
         reader.busy = True
-        self.started = time.perf_counter()
+        self.start_time = time.perf_counter()
+
+    @property
+    def length(self) -> int:
+        """Most entries that prompt and answer take."""
+        return len(self.prompt) + self.options.max_tokens
+
+    def _own_pot(self) -> Pot:
+        """The reader's pot, or a copy if a distillation must leave the reader's pot unchanged."""
+        if self.grows or (self.fits and not self.plan.whole):
+            return self.reader.pot
+        return self.reader.pot.copy()
 
     def begin(self) -> None:
-        """Read what is asked; what was left unread before it, too."""
-        reader = self.reader
+        """Read the prompt, after the ids that the reader has not read yet."""
         if self.plan.whole:
             self._distil_whole()
         elif not self.fits:
-            if self.keep:
-                reserve = self.plan.reserve(self.catalyst)
-            else:
-                reserve = 0
-            count = len(self.prompt) + self.max_tokens
-            self.fits = (
-                self.pot.pinned + self.plan.distill_to + count + reserve <= self.plan.pot_size
-            )
-            if self.fits:  # after one distillation; what is longer is distilled as it is read
-                room = reader.has_room_for(self.pot, self.catalyst)
-                catalyst = self.catalyst if room else reader.last_catalyst
-                self.distiller.distill(self.pot, catalyst)
-            elif not reader.has_room_for(self.pot, self.catalyst):
-                self.distiller.distill(self.pot, reader.last_catalyst)
+            self._distil_to_fit()
         self._read(self.unread + self.prompt)
-        self.asked = True
+        self.prompt_is_read = True
 
     def _distil_whole(self) -> None:
-        """The one distillation of prefill="whole": before the question, or behind it where its own
-        attention decides."""
+        """The one distillation of prefill="whole": before the question, or after it if the policy
+        uses the question's own attention."""
         if LATE & self.plan.needs:
             self._read(self.prompt)
             self.prompt = []
         self.distiller.distill(self.pot, self.catalyst)
 
+    def _distil_to_fit(self) -> None:
+        """Distil if prompt and answer fit afterwards, or if the catalyst has no room now."""
+        reserve = 0
+        if self.keep:
+            reserve = self.plan.reserve(self.catalyst)
+        entries = self.pot.pinned + self.plan.distill_to + self.length + reserve
+        self.fits = entries <= self.plan.pot_size
+        room = self.reader.has_room_for(self.pot, self.catalyst)
+        if not room:
+            self.distiller.distill(self.pot, self.reader.last_catalyst)
+        elif self.fits:
+            self.distiller.distill(self.pot, self.catalyst)
+
     def _read(self, ids: list[int]) -> None:
         if not self.fits:
             self.reader._read(self.pot, ids, self.catalyst)
-            return
-        for chunk in self.reader.tensor(ids).split(self.plan.chunk_tokens, dim=1) if ids else ():
-            take(self.host, [self.pot], chunk, [self.scored])
+        elif ids:
+            for chunk in self.reader.tensor(ids).split(self.plan.chunk_tokens, dim=1):
+                take(self.host, [self.pot], chunk, [self.scored])
 
     @property
     def scored(self) -> bool:
-        """Whether what is read needs its novelty."""
+        """Whether novelty is computed for what is read."""
         return (self.grows or not self.fits) and self.reader.score_novelty
 
     @property
     def reads(self) -> bool:
-        """Whether the token just said must be read: not the last one, unless it stays."""
-        return self.grows or len(self.said) < self.max_tokens
+        """Whether the newest token must be read. The last token is read only if it stays."""
+        return self.grows or len(self.tokens) < self.options.max_tokens
 
     def next(self, logits: Tensor) -> int | None:
-        """The next token, given its logits [1, V]; None if the answer has ended."""
-        if len(self.said) == self.max_tokens:
+        """Pick the next token from logits [1, V] float32. None: the answer has ended."""
+        if len(self.tokens) == self.options.max_tokens:
             return None
-        token = self.pick(logits)
-        if token in self.stop_ids:
+        token = self.options.pick(logits)
+        if token in self.options.stop_ids:
             return None
-        self.said.append(token)
+        self.tokens.append(token)
         return token
 
     def make_room(self) -> None:
@@ -139,123 +149,123 @@ class Turn:
             self.distiller.make_room(self.pot, self.catalyst)
 
     def end(self) -> None:
-        """Leave the pot as it was, or with what stays, and the reader free."""
+        """Restore the pot, or keep the answer in it, and release the reader."""
         reader = self.reader
         if self.before is not None:
             self.pot.rollback(self.before)
         self.pot.forget_logits()
         reader.pot.note_peaks(self.pot)
-        if self.grows and self.asked:
+        if self.grows and self.prompt_is_read:
             reader.last_catalyst = self.catalyst
-        elif self.keep and not self.grows and self.asked:
-            reader.read(self.prompt + self.said, None)
-        if self.keep and reader.progress != self.came_from:
-            self.settled()
-        reader.answer_s += time.perf_counter() - self.started
+        elif self.keep and not self.grows and self.prompt_is_read:
+            reader.read(self.prompt + self.tokens, None)
+        if self.keep and reader.progress != self.progress_before:
+            self.options.settled()
+        reader.answer_s += time.perf_counter() - self.start_time
         reader.busy = False
 
 
-def predict(turns: Sequence[Turn]) -> Tensor:
-    """Logits [B, V] float32 of the next token of each turn."""
-    pots = [turn.pot for turn in turns]
+def predict(generations: Sequence[Generation]) -> Tensor:
+    """Next-token logits [B, V] float32 of each generation."""
+    pots = [generation.pot for generation in generations]
     if any(pot.logits is None for pot in pots):
-        found = (
-            turns[0]
-            .host.head(torch.cat([pot.hidden for pot in pots if pot.hidden is not None]))[:, -1]
-            .float()
-        )
-        for pot, row in zip(pots, found.split(1), strict=True):
+        hidden = torch.cat([pot.hidden for pot in pots if pot.hidden is not None])
+        logits = generations[0].host.head(hidden)[:, -1].float()
+        for pot, row in zip(pots, logits.split(1), strict=True):
             pot.note_logits(row)
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
-def advance(turns: Sequence[Turn]) -> None:
-    """Read what each turn said last, in one forward pass, each into its own pot; a pot that is full
-    is distilled first."""
-    if not turns:
+def advance(generations: Sequence[Generation]) -> None:
+    """Read the newest token of each generation into its own pot, in one forward pass. Full pots are
+    distilled first."""
+    if not generations:
         return
-    for turn in turns:
-        turn.make_room()
-    host = turns[0].host
-    pots = [turn.pot for turn in turns]
-    ids = torch.tensor([[turn.said[-1]] for turn in turns], device=host.device)
-    scored = [turn.scored for turn in turns]
-    read = graph_cache(host).step(
-        pots, ids, watched=any(turn.grows or not turn.fits for turn in turns)
-    )
-    if read is None:
+    for generation in generations:
+        generation.make_room()
+    host = generations[0].host
+    pots = [generation.pot for generation in generations]
+    ids = torch.tensor([[generation.tokens[-1]] for generation in generations], device=host.device)
+    scored = [generation.scored for generation in generations]
+    watched = any(generation.grows or not generation.fits for generation in generations)
+    output = graph_cache(host).step(pots, ids, watched=watched)
+    if output is None:
         take(host, pots, ids, scored)
         return
-    hidden, logits = read
+    hidden, logits = output
     losses = novelty_of(host, pots, ids, hidden, scored)
-    for pot, row, state, loss, following in zip(
-        pots, ids.split(1), hidden.split(1), losses.split(1), logits.split(1), strict=True
-    ):
-        pot.follow(row, state, loss, following)
+    rows = (x.split(1) for x in (ids, hidden, losses, logits))
+    for pot, *row in zip(pots, *rows, strict=True):
+        pot.follow(*row)
 
 
-def together(turns: Sequence[Turn]) -> Generator[list[tuple[int, int]], None, None]:
-    """Run turns of one model, a token of each at a time.
+def together(
+    generations: Sequence[Generation],
+) -> Generator[list[tuple[int, int]], None, None]:
+    """Run generations of one model in steps, one token of each at a time.
 
-    Yields (number of the turn, token id) of those that said something. Turns do not influence each
-    other; each is ended as soon as it is done, and all are when the iterator is closed.
+    Each step yields (number of the generation, token id) for those that are still running. They do
+    not influence each other. A generation ends as soon as it is done; closing the iterator ends all.
     """
-    live = dict(enumerate(turns))
+    live = dict(enumerate(generations))
     try:
-        for turn in turns:
-            turn.begin()
+        for generation in generations:
+            generation.begin()
         while live:
-            said = []
-            for (number, turn), logits in zip(
-                list(live.items()), predict(list(live.values())).split(1), strict=True
-            ):
-                token = turn.next(logits)
+            tokens = []
+            running = list(live.items())
+            logits = predict(list(live.values())).split(1)
+            for (number, generation), row in zip(running, logits, strict=True):
+                token = generation.next(row)
                 if token is None:
                     live.pop(number).end()
                 else:
-                    said.append((number, token))
-            advance([turns[number] for number, _ in said if turns[number].reads])
-            yield said
+                    tokens.append((number, token))
+            advance([generations[number] for number, _ in tokens if generations[number].reads])
+            yield tokens
     finally:
-        for turn in live.values():
-            turn.end()
+        for generation in live.values():
+            generation.end()
 
 
 def answer(
-    reader: Reader, prompt: list[int], *, seen: tuple[int, int] | None = None, **options: Any
+    reader: Reader,
+    prompt: list[int],
+    *,
+    expected_progress: tuple[int, int] | None = None,
+    **options: Any,
 ) -> Generator[int, None, None]:
-    """Run one turn, with the options of `Turn`: yields its token ids, without the one that ends it.
-    Nothing happens before the first.
+    """Run one generation. Yields its token ids, without the id that ends it. Nothing happens before
+    the first.
 
-    seen: `reader.progress` when the answer was asked for.
+    options: the fields of `GenerationOptions`. expected_progress: `reader.progress` when the answer
+    was requested. Raises RuntimeError if the reader has read on since.
     """
     reader.check_idle()
-    if seen is not None and seen != reader.progress:
+    if expected_progress is not None and expected_progress != reader.progress:
         raise RuntimeError("the session has read on since this answer was asked for: ask again")
-    with closing(together([Turn(reader, prompt, **options)])) as steps:
-        for said in steps:
-            for _, token in said:
+    with closing(together([Generation(reader, prompt, **options)])) as steps:
+        for step in steps:
+            for _, token in step:
                 yield token
 
 
 class Answer(Iterator[str]):
-    """An answer in pieces of text, as they come. Dropping it, at any piece, leaves the session
-    free.
+    """An answer as an iterator of text pieces. The session is free again once it is dropped, at any
+    piece.
 
-    ids: its tokens so far. finish_reason: None while it runs, then `stop` (it ended, or a stop text
-    came) or `length` (max_tokens).
+    ids: its tokens so far. finish_reason: None while it runs, then `stop` (an end token or a stop
+    text) or `length` (max_tokens).
     """
 
     def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
         self.ids: list[int] = []
         self._reasons: list[str] = []
-        self._run = _shown(tokens, pieces, max_tokens, self.ids, self._reasons)
+        self._run = _decode(tokens, pieces, max_tokens, self.ids, self._reasons)
 
     @property
     def finish_reason(self) -> str | None:
-        if self._reasons:
-            return self._reasons[0]
-        return None
+        return next(iter(self._reasons), None)
 
     def __next__(self) -> str:
         return next(self._run)
@@ -265,15 +275,15 @@ class Answer(Iterator[str]):
         self._run.close()
 
 
-def _shown(
+def _decode(
     tokens: Generator[int, None, None],
     pieces: Pieces,
     max_tokens: int,
     ids: list[int],
     reasons: list[str],
 ) -> Generator[str, None, None]:
-    """The pieces; ids and the reason for the end are noted. Apart from Answer, so that no cycle
-    keeps a dropped answer alive."""
+    """Yield the pieces, and append to `ids` and `reasons`. A function of its own, so that no
+    reference cycle keeps a dropped `Answer` alive."""
     with closing(tokens):
         for token in tokens:
             ids.append(token)
@@ -281,6 +291,9 @@ def _shown(
                 yield piece
             if pieces.stopped:
                 break
-        reasons.append("length" if len(ids) == max_tokens and not pieces.stopped else "stop")
+        if len(ids) == max_tokens and not pieces.stopped:
+            reasons.append("length")
+        else:
+            reasons.append("stop")
     if piece := pieces.finish():
         yield piece

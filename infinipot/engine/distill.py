@@ -26,24 +26,24 @@ def take(
     suffix: Tensor | None = None,
     watch: Observer | None = None,
 ) -> None:
-    """Read ids [B, T], a row into each pot, which must have room for them, and note their novelty
-    where it is needed.
+    """Read ids [B, T], a row into each pot, which must have room. Note the novelty of the rows in
+    `score_novelty`.
 
-    The first token is predicted by the last hidden state of the chunk before; the very first of a
-    text by nothing: novelty 0. suffix: ids [1, |P|] read behind those of a single pot, watched, and
-    forgotten: the catalyst, without a forward pass of its own.
+    The hidden state before a chunk predicts its first token. The first token of a text has novelty
+    0. suffix: ids [1, |P|] of the catalyst, read in the same forward pass behind the ids of a single
+    pot, observed by `watch`, and removed again.
     """
     before = [pot.mark() for pot in pots]
     try:
-        hidden = host.read(ids if suffix is None else torch.cat((ids, suffix), dim=1), pots, watch)[
-            :, : ids.shape[1]
-        ]
-        if suffix is not None:
+        if suffix is None:
+            hidden = host.read(ids, pots, watch)
+        else:
+            hidden = host.read(torch.cat((ids, suffix), dim=1), pots, watch)[:, : ids.shape[1]]
             pots[0].advance(-suffix.shape[1])
         losses = novelty_of(host, pots, ids, hidden, score_novelty)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
-            # interrupted half-way, or out of memory: no layer keeps what others lack
+            # interrupted, or out of memory: all layers must have the same entries
             pot.rollback(mark)
         raise
     for pot, row, state, loss in zip(
@@ -55,34 +55,34 @@ def take(
 def novelty_of(
     host: ModelRunner, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, score: Sequence[bool]
 ) -> Tensor:
-    """NuC [B, T] of ids that pots have just read, from their hidden states [B, T, hidden], in one
-    pass of the head; zeros where it is not to be scored."""
+    """NuC [B, T] of ids that the pots have just read, from hidden states [B, T, hidden], in one pass
+    of the head. Rows without `score` are zero."""
     losses = torch.zeros(ids.shape, device=hidden.device)
     rows = [row for row, scored in enumerate(score) if scored]
-    if rows:  # by slices: an index on the host could not be recorded
+    if rows:  # slices, because a CUDA graph cannot record an index from the host
         targets = torch.cat([ids[row : row + 1] for row in rows])
         nats = predicted([pots[row].logits for row in rows], targets)
         if nats is None:
-            before = [
-                hidden[row : row + 1, :1] if (last := pots[row].hidden) is None else last
-                for row in rows
-            ]
-            predicting = torch.cat(
-                [
-                    torch.cat((one, hidden[row : row + 1, :-1]), dim=1)
-                    for row, one in zip(rows, before, strict=True)
-                ]
-            )
-            nats = host.novelty(predicting, targets)
+            states = [_predicting(pots[row], hidden[row : row + 1]) for row in rows]
+            nats = host.novelty(torch.cat(states), targets)
         for row, loss in zip(rows, nats, strict=True):
             losses[row] = loss
-            if pots[row].hidden is None:  # predicted by nothing
+            if pots[row].hidden is None:  # the first token of a text
                 losses[row, 0] = 0
     return losses
 
 
+def _predicting(pot: Pot, hidden: Tensor) -> Tensor:
+    """The hidden states [1, T, hidden] that predict a row's tokens: the last state before them, then
+    their own without the last. A new pot has none before, and repeats the first."""
+    before = pot.hidden
+    if before is None:
+        before = hidden[:, :1]
+    return torch.cat((before, hidden[:, :-1]), dim=1)
+
+
 class Distiller:
-    """Reads into pots of one model, and distils them as one plan says."""
+    """Reads into pots of one model, and distils them by one plan."""
 
     def __init__(self, host: ModelRunner, plan: Plan) -> None:
         self.host = host
@@ -91,26 +91,23 @@ class Distiller:
 
     @torch.no_grad()
     def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
-        """One distillation: observe, select, compact. Afterwards every bounded layer holds the
-        pinned entries and its budget.
+        """One distillation: observe, select, compact. Afterwards every bounded layer has its pinned
+        entries and its budget.
 
         catalyst: token ids [1, |P|], or [2, |P|] with a contrast, for which the pot must have room;
-        None for policies that need none. prescored: what each entry received from the first of
-        them, by layer, if it was read behind the last chunk.
+        None for policies that need none. prescored: by layer, the attention that entries received
+        from the first row, if it was read behind the last chunk.
         """
         numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
-        budgets = [layer.budget for layer in self.plan.layers]
-        if all(
-            pot.layers[number].length - pot.pinned <= budget
-            for number, budget in zip(numbers, budgets, strict=True)
-        ):
+        layers = zip(pot.bounded, self.plan.layers, strict=True)
+        if all(layer.length - pot.pinned <= plan.budget for layer, plan in layers):
             return
         started = time.perf_counter()
         prompted = self.watcher.prompted(pot, catalyst, prescored)
         choices = [
             self._choose(pot, number, place, prompted) for place, number in enumerate(numbers)
         ]
-        # all or nothing: nothing is evicted before every layer has chosen
+        # evict nothing before every layer has chosen: a failure leaves the pot whole
         for number, choice in zip(numbers, choices, strict=True):
             slots, index, novelty, past = choice
             pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
@@ -119,7 +116,7 @@ class Distiller:
     def _choose(
         self, pot: Pot, number: int, place: int, prompted: dict[str, ByLayer]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The slots [B, K, kept] that a layer keeps; place, NuC and lasting scores of all its
+        """The slots [B, K, C] that a layer keeps; place in the text, NuC and score of all its
         entries. place: as for `Watcher.layer`."""
         observation, index, novelty = self.watcher.layer(pot, number, place, prompted)
         policy = self.plan.policy
@@ -127,15 +124,14 @@ class Distiller:
         scores = policy.judge(observation)
         indices = policy.choose(observation, scores, budget)
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
-        if scores is None or not self.plan.remembers:
-            past = None
-        else:
+        past = None
+        if scores is not None and self.plan.remembers:
             past = F.pad(scores, (pot.pinned, 0))
         return torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past
 
     def make_room(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> int:
-        """Distil if the next token would leave the catalyst no room. Returns how many tokens can be
-        read at once then."""
+        """Distil if the next token would leave no room for the catalyst. Returns the length of the
+        next chunk."""
         room = pot.room - self.plan.reserve(catalyst)
         if room <= 0:
             self.distill(pot, catalyst, prescored)
@@ -143,9 +139,11 @@ class Distiller:
         return int(min(room, self.plan.chunk_tokens))
 
     def can_append_catalyst(self, pot: Pot, catalyst: Tensor | None) -> bool:
-        """Whether the catalyst can be read behind a chunk and forgotten without a trace: not where
-        the chunk is part of it (`plain`), where attention is remembered, where windows let entries
-        go, or where a layer carries a state."""
+        """Whether the catalyst can be read behind a chunk and removed without a trace.
+
+        Not if the chunk is part of the catalyst (`plain`), if the policy needs other attention, or
+        with sliding windows and state-space layers.
+        """
         needs = self.plan.needs
         alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
         return (
@@ -163,12 +161,11 @@ class Distiller:
         progress: Callable[[], None] | None = None,
         more: bool = False,
     ) -> None:
-        """Read ids [B, T] of any length, distilling whenever the pot is full.
+        """Read ids [B, T] of any length, and distil whenever the pot is full and more follows.
 
-        A distillation happens only when there is something more to read: a text that fits is never
-        distilled. So where a chunk fills the pot and is not the last, the catalyst is read behind
-        it. more: more than ids is to be read. progress: called after every chunk, at a moment when
-        the pot is whole; what it raises ends the reading there.
+        If a chunk fills the pot and more follows, the catalyst is read in the same forward pass.
+        more: the caller will read more than ids. progress: called after every chunk, when the pot is
+        consistent; an exception from it ends the reading.
         """
         prescored: ByLayer | None = None
         while ids.shape[1]:
@@ -191,29 +188,20 @@ class Distiller:
     def read_chunk(
         self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
     ) -> ByLayer | None:
-        """Read ids [1, T], with the catalyst behind them if they fill the pot and more is to come.
-        Returns what that showed, if it was."""
+        """Read ids [1, T], with the catalyst behind them if they fill the pot and more follows.
+        Returns the attention from the catalyst by layer, if it was read."""
         fills = more and catalyst is not None and ids.shape[1] == pot.room - catalyst.shape[1]
         if catalyst is None or not fills or not self.can_append_catalyst(pot, catalyst):
             take(self.host, [pot], ids, [score_novelty])
             return None
         prescored: ByLayer = {}
-        take(
-            self.host,
-            [pot],
-            ids,
-            [score_novelty],
-            catalyst[:1],
-            watching(prescored, *self.watcher.look(catalyst)),
-        )
+        watch = watching(prescored, *self.watcher.look(catalyst))
+        take(self.host, [pot], ids, [score_novelty], catalyst[:1], watch)
         return prescored
 
     def recorded(self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
-        """Run a whole cycle, from a distilled pot to a distilled pot, as a recording; False where
-        there is none.
-
-        ids: [1, T], as many as fill the pot; more are to come.
-        """
+        """Replay a recorded cycle: read ids [1, T] that fill the pot, and distil it. False, and
+        nothing is done, if there is no recording."""
 
         def run(ids: Tensor, catalyst: Tensor | None) -> None:
             prescored = None
@@ -221,11 +209,10 @@ class Distiller:
                 prescored = self.read_chunk(pot, piece, catalyst, score_novelty, more=True)
             self.distill(pot, catalyst, prescored)
 
-        sizes = (
-            self.plan,
-            ids.shape[1],
-            0 if catalyst is None else catalyst.shape[1],
-            score_novelty,
-        )
-        able = not pot.by_chunk and (catalyst is None or self.can_append_catalyst(pot, catalyst))
-        return able and graph_cache(self.host).cycle(pot, sizes, ids, catalyst, run)
+        length = 0
+        if catalyst is not None:
+            length = catalyst.shape[1]
+        if pot.by_chunk or (length and not self.can_append_catalyst(pot, catalyst)):
+            return False
+        key = (self.plan, ids.shape[1], length, score_novelty)
+        return graph_cache(self.host).cycle(pot, key, ids, catalyst, run)

@@ -1,4 +1,4 @@
-"""A step of answering, one token for each of several pots, as code that can be recorded."""
+"""A decoding step, one token for each of several pots, as code that a CUDA graph can record."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from infinipot.model.runner import ModelRunner
 
 
 def addresses(pot: Pot) -> tuple[tuple[int, int], ...]:
-    """Where the pot's slots are, and how many."""
+    """Address and size of the pot's slots, two for each bounded layer."""
     return tuple(
         (slots.data.data_ptr(), slots.size) for layer in pot.bounded for slots in layer.slots
     )
 
 
 class Recording:
-    """One CUDA graph, made of what `run` does; `outputs` are what it returned, at fixed addresses.
+    """A CUDA graph of `run`. `outputs`: its return value, at fixed addresses.
 
-    The model may be on another card than the current one, where nothing of what it does would be
-    recorded: hence device and stream. how: options of `torch.cuda.graph`.
+    device, stream: those of the model, which need not be the current ones. how: options of
+    `torch.cuda.graph`.
     """
 
     def __init__(
@@ -48,39 +48,34 @@ Record = Callable[[Callable[[], Any]], Recording]
 
 
 class Step(Worker):
-    """One token for each of several pots, wherever it goes: the slot is a number on the device.
+    """A decoding step for several pots. The slot of each pot is a number on the device.
 
-    All slots are attended to, those not taken yet masked. So one recording serves as long as the
-    slots are there.
+    Attention covers all slots and masks the free ones, so that one recording serves every length.
     """
 
     def __init__(self, runner: ModelRunner, pots: Sequence[Pot]) -> None:
-        self.runner = weakref.ref(runner)  # whose recordings this is among
+        self.runner = weakref.ref(runner)  # which owns this step
         self.rows = [[weakref.ref(layer) for layer in pot.bounded] for pot in pots]
         self.addresses = [addresses(pot) for pot in pots]
         self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=runner.device)
         self.indices = torch.zeros(len(pots), dtype=torch.long, device=runner.device)
         self.common = [(layer.rotation, layer.capacity) for layer in pots[0].bounded]
-        """Of each layer, what it has in common in all pots; the layers themselves must not be kept
-        alive."""
+        """Rotation and capacity of each layer. The layers themselves must not be kept alive."""
         self.places = [
             self._places(layers) for layers in zip(*(pot.bounded for pot in pots), strict=True)
         ]
         self.masks: dict[tuple[int, int], Tensor] = {}
-        """By row and size: what hides the slots not taken yet, [1, size]."""
+        """By row and size: an additive mask of the free slots, [1, size]."""
         self.recording: Recording | None = None
         self.calls = 0
 
     def _places(self, layers: Sequence[PotLayer]) -> Tensor | None:
-        """Addresses [3, B] of a layer's raw keys, rotated keys and values in all pots; None where
-        their sizes differ."""
+        """Addresses [3, B] of a layer's raw keys, rotated keys and values in all pots; None if their
+        sizes differ."""
         if len({(layer.capacity, layer.rotated is None) for layer in layers}) > 1:
             return None
         raw = [layer.slots[0].data for layer in layers]
-        rotated = [
-            keys if layer.rotated is None else layer.rotated
-            for layer, keys in zip(layers, raw, strict=True)
-        ]
+        rotated = [layer.rotated for layer in layers if layer.rotated is not None] or raw
         buffers = [raw, rotated, [layer.slots[1].data for layer in layers]]
         if not all(x.shape == raw[0].shape and x.is_contiguous() for row in buffers for x in row):
             return None
@@ -89,6 +84,7 @@ class Step(Worker):
         )
 
     def serves(self, pots: Sequence[Pot]) -> bool:
+        """Whether this step is for these pots, and their slots have not moved."""
         same = len(pots) == len(self.rows) and all(
             row[0]() is pot.bounded[0] for row, pot in zip(self.rows, pots, strict=True)
         )
@@ -109,59 +105,56 @@ class Step(Worker):
             rotation, capacity = self.common[number]
             # [1, heads, B, D]: each row is rotated by its own slot
             rows = [x.transpose(0, 2) for x in (query, key)]
-            query, rotated = (
-                x if rotation is None else rotation.covered(x, self.indices) for x in rows
-            )
+            if rotation is not None:
+                rows = [rotation.covered(x, self.indices) for x in rows]
+            query, rotated = rows
             launch.append(key, rotated.transpose(0, 2), value, places, self.indices, capacity)
             return launch.attend(
                 query.transpose(0, 2), places, self.indices, capacity, key.shape[1], scaling
             )
+        own = zip(query.split(1), key.split(1), value.split(1), strict=True)
         return torch.cat(
-            [
-                self._attend(row, module, query, key, value, scaling, options)
-                for row in range(len(self.rows))
-            ]
+            [self._attend(row, module, qkv, scaling, options) for row, qkv in enumerate(own)]
         )
 
     def _attend(
         self,
         row: int,
         module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        qkv: tuple[Tensor, Tensor, Tensor],
         scaling: float,
         options: dict[str, Any],
     ) -> Tensor:
+        """Attention of one pot's new token, [1, 1, H, D]. qkv: its query, key and value, raw."""
+        query, key, value = qkv
         layer = self.rows[row][module.layer_idx]()  # type: ignore[index]
-        own = slice(row, row + 1)
         slot = self.indices[row : row + 1]
         assert layer is not None
         for slots, x in zip(layer.slots, (key, value), strict=True):
-            slots.data.index_copy_(2, slot, x[own])
-        if layer.rotated is not None and layer.rotation is not None:
-            layer.rotated.index_copy_(2, slot, layer.rotation.covered(key[own], slot))
-        if layer.rotation is None:
-            query = query[own]
-        else:
-            query = layer.rotation.covered(query[own], slot)
+            slots.data.index_copy_(2, slot, x)
+        if layer.rotation is not None:
+            query = layer.rotation.covered(query, slot)
+            if layer.rotated is not None:
+                layer.rotated.index_copy_(2, slot, layer.rotation.covered(key, slot))
         keys = layer.read_keys(0, layer.capacity)
         values = layer.slots[1].data
-        size = layer.capacity
-        if (row, size) not in self.masks:
-            taken = torch.arange(size, device=query.device) <= slot
-            self.masks[row, size] = torch.zeros_like(taken, dtype=query.dtype).masked_fill(
-                ~taken, -torch.inf
-            )[None]
-        mask = self.masks[row, size]
+        mask = self._mask(row, layer.capacity, query)
         if not plain(options):
-            return attention(module, query, keys, values, scaling, mask, options)
+            return attention(module, (query, keys, values), scaling, mask, options)
         # the query heads of a KV head as rows: no kernel repeats keys
         grouped = query.reshape(1, keys.shape[1], -1, query.shape[-1])
         out = F.scaled_dot_product_attention(
             grouped, keys, values, attn_mask=mask.expand(1, 1, grouped.shape[2], -1), scale=scaling
         )
         return out.reshape(1, 1, query.shape[1], -1)
+
+    def _mask(self, row: int, size: int, query: Tensor) -> Tensor:
+        """An additive mask [1, size] of the free slots of a pot, in the query's dtype."""
+        if (row, size) not in self.masks:
+            free = torch.arange(size, device=query.device) > self.indices[row : row + 1]
+            mask = torch.zeros_like(free, dtype=query.dtype)
+            self.masks[row, size] = mask.masked_fill(free, -torch.inf)[None]
+        return self.masks[row, size]
 
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:
@@ -180,18 +173,18 @@ class Step(Worker):
     ) -> tuple[Tensor, Tensor]:
         """Read ids [B, 1], a token into each pot, which must have room.
 
-        Returns hidden states [B, 1, hidden] and the logits [B, V] of what comes next, float32.
-        record: makes a recording of a function; None where nothing is to be recorded.
+        Returns hidden states [B, 1, hidden] and next-token logits [B, V] float32. record: makes a
+        recording; None to record nothing.
         """
         self.ids.copy_(ids)
         self.indices.copy_(torch.tensor([pot.length for pot in pots]))
         self.calls += 1
-        # the first call is as it is: it loads what must not be loaded while recording
+        # the first call is not recorded: kernels must not be loaded during a recording
         if record is not None and self.calls > 1:
             if self.recording is None:
                 self.recording = record(self._run)
             self.recording.graph.replay()
-            # the next replay writes there again
+            # the next replay overwrites the outputs
             hidden, logits = (x.clone() for x in self.recording.outputs)
         else:
             hidden, logits = self._run()

@@ -1,4 +1,4 @@
-"""What a policy gets to see of a full pot, and the readings it takes to see it."""
+"""Observe a full pot for a policy: what entries receive from the catalyst and from other tokens."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from infinipot.scoring.representativeness import Scoring, causal_softmax, repres
 from infinipot.scoring.selection import reduce_groups
 
 FLOOR = 1e-3
-"""Attention, summed over a contrast's rows, below which differences are chance."""
+"""Attention, summed over a contrast's rows, below which differences are noise."""
 Look = Callable[[Tensor, Tensor, Scoring], Tensor]
-"""What is made of a layer's queries [B, H, T, D], all its keys [B, K, P, D] and its scoring."""
+"""(queries [B, H, T, D], all keys [B, K, P, D], scoring) of a layer -> [B, K, P]."""
 ByLayer = dict[int, Tensor]
-"""A layer's number -> what was made of it, [B, K, P]."""
+"""A layer's number -> [B, K, P]."""
 
 
 def watching(results: ByLayer, look: Look, alone: int = 0) -> Observer:
-    """An observer that notes in `results`, by layer, what `look` makes of it. alone: as in
-    `Observer`."""
+    """An observer that puts the results of `look` into `results`. alone: as in `Observer`."""
 
     def watch(number: int, query: Tensor, key: Tensor, scoring: Scoring) -> None:
         results[number] = look(query, key, scoring)
@@ -34,8 +33,8 @@ def watching(results: ByLayer, look: Look, alone: int = 0) -> Observer:
 
 
 def observe(host: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> ByLayer:
-    """Run ids [B, T] against the pot and forget them again. Returns by layer what `look` made of
-    it. alone: as in `Observer`."""
+    """Read ids [B, T] and remove them again. Returns the results of `look`. alone: as in
+    `Observer`."""
     results: ByLayer = {}
     before = pot.mark()
     try:
@@ -46,14 +45,17 @@ def observe(host: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int = 0
 
 
 def catalyst_look(rows: int, gqa: str = "mean", once: bool = False) -> tuple[Look, int]:
-    """What each entry receives from the catalyst, the last `rows` of those read: [B, K, P]; how
-    many of them see no survivors: all where entries are scored once, while they are new."""
+    """A look and the `alone` of an `Observer`: the attention that entries receive from the catalyst,
+    the last `rows` tokens. once: these rows do not see the survivors."""
 
     def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         attention = causal_softmax(query[:, :, -rows:], key, scoring)
         return reduce_groups(representativeness(attention), key.shape[1], gqa)
 
-    return look, rows if once else 0
+    alone = 0
+    if once:
+        alone = rows
+    return look, alone
 
 
 class Watcher:
@@ -70,8 +72,8 @@ class Watcher:
     def prompted(
         self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None
     ) -> dict[str, ByLayer]:
-        """What readings of the catalyst show, by the observation's name. prescored: what its first
-        row showed, if it was read already."""
+        """Attention from the catalyst, by the name in `Observation`. prescored: that of its first
+        row, if already computed."""
         if "catalyst" not in self.plan.needs:
             return {}
         if catalyst is None:
@@ -83,8 +85,8 @@ class Watcher:
         return {"catalyst": self.catalyst(pot, catalyst, prescored)}
 
     def catalyst(self, pot: Pot, catalyst: Tensor, prescored: ByLayer | None = None) -> ByLayer:
-        """What each entry receives from the catalyst: its ids [1, |P|], or with a contrast [2,
-        |P|], by whose share the first one's is divided."""
+        """Attention that entries receive from a catalyst [1, |P|]. With a contrast [2, |P|] it is
+        divided by the attention from the second row."""
         look = self.look(catalyst)
         first = prescored or observe(self.host, pot, catalyst[:1], *look)
         if len(catalyst) == 1:
@@ -93,32 +95,27 @@ class Watcher:
         return {number: scores / (second[number] + FLOOR) for number, scores in first.items()}
 
     def replay(self, pot: Pot, catalyst: Tensor) -> ByLayer:
-        """The most each entry receives from any row while the fresh text is read again behind the
-        catalyst."""
+        """The most attention that an entry receives from any row, while the tokens since the last
+        distillation are read again behind the catalyst."""
 
         def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
             entries = key.shape[2] - query.shape[2]
-            return reduce_groups(
-                causal_softmax(query, key, scoring)[..., :entries].amax(dim=-2), key.shape[1], "max"
-            )
+            attention = causal_softmax(query, key, scoring)[..., :entries]
+            return reduce_groups(attention.amax(dim=-2), key.shape[1], "max")
 
         most: ByLayer = {}
         for piece in pot.fresh.split(self.plan.replay_tokens, dim=1):
-            for number, scores in observe(
-                self.host, pot, torch.cat((catalyst, piece), dim=1), look
-            ).items():
-                if number in most:
-                    most[number] = torch.maximum(most[number], scores)
-                else:
-                    most[number] = scores
+            results = observe(self.host, pot, torch.cat((catalyst, piece), dim=1), look)
+            for number, scores in results.items():
+                most[number] = torch.maximum(most.get(number, scores), scores)
         return most
 
     def newest(self, pot: Pot, number: int, recent: int) -> tuple[Tensor, int]:
-        """What each entry of a layer [B, K, P] receives from the newest tokens together, and how
-        many those are.
+        """Attention that entries of a layer [B, K, P] receive from the newest tokens together, and
+        the number of these tokens.
 
-        No more than stand in the last slots in all heads: those read since the last distillation,
-        and the `recent` ones that it kept.
+        Only tokens in the last slots of all heads count: those since the last distillation, and the
+        `recent` ones that it kept.
         """
         layer = pot.layers[number]
         count = min(
@@ -135,36 +132,40 @@ class Watcher:
     def layer(
         self, pot: Pot, number: int, place: int, prompted: dict[str, ByLayer]
     ) -> tuple[Observation, Tensor, Tensor]:
-        """What the policy sees of a layer; place and NuC of all its entries. place: the layer's,
-        among the bounded ones. prompted: what the catalyst showed, by the observation's name."""
+        """The policy's observation of a layer; place in the text and NuC of all its entries.
+
+        place: the layer's number among the bounded ones. prompted: as from `prompted`.
+        """
         layer = pot.layers[number]
         own = self.plan.layers[place]
         needs = self.plan.needs
         free = slice(pot.pinned, layer.length)
         index, novelty = pot.described(layer)
-        attention: dict[str, Any] = {
+        observed: dict[str, Any] = {
             name: by_layer[number][..., free] for name, by_layer in prompted.items()
         }
+        if "novelty" in needs:
+            observed["novelty"] = novelty[..., free]
+        if layer.past is not None:
+            observed["past"] = layer.past[..., pot.pinned :]
         window = 0
         if "received" in needs:
-            attention["received"] = reduce_groups(
+            observed["received"] = reduce_groups(
                 layer.attention_stats.received, layer.index.shape[1], self.plan.gqa
             )[..., free]
         if "newest" in needs:
             newest, window = self.newest(pot, number, own.recent)
-            attention["newest"] = newest[..., free]
+            observed["newest"] = newest[..., free]
         observation = Observation(
             keys=layer.slots[0].read(pot.pinned, layer.length),
             values=layer.read_values(pot.pinned, layer.length),
             rotated=layer.read_keys(0, layer.length)[:, :, free],
             index=index[..., free],
-            novelty=novelty[..., free] if "novelty" in needs else None,
-            past=None if layer.past is None else layer.past[..., pot.pinned :],
             sinks=own.sinks,
             recent=own.recent,
             window=window,
             pool=own.pool,
             pool_mode=own.pool_mode,
-            **attention,
+            **observed,
         )
         return observation, index, novelty

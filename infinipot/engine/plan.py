@@ -1,10 +1,11 @@
-"""What is in force: all options with their defaults for these sizes, looked up once."""
+"""All options in force, with their defaults for these sizes, resolved once."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from infinipot.scoring.selection import apportion
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """One bounded layer. size: |M|, None without a bound. budget: |C|. The others as in
+    """One bounded layer. size: |M|, None without a bound. budget: |C|. Other fields: as in
     `Observation`."""
 
     size: int | None
@@ -29,13 +30,13 @@ class LayerPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that a distillation depends on, beside the pot and the catalyst's ids.
+    """Everything a distillation depends on, except the pot and the catalyst's ids.
 
-    needs: what is observed. pot_size, distill_to: |M| and |C|, of all layers the mean. whole:
-    everything is read and distilled once, before the answer. replay_tokens: how many tokens are
-    read once more at a time behind the catalyst. layers: the bounded ones. catalyst: the kind by
-    which the smoothing was chosen; None: not yet. undecided: whether the smoothing still depends on
-    it.
+    needs: as `Policy.needs`. pot_size, distill_to: |M| and |C|, the mean over layers. whole: read
+    everything, and distil once before the answer. replay_tokens: the number of tokens that are read
+    again at a time behind the catalyst. remembers: scores are stored for the next distillation.
+    once: each entry is scored once. layers: the bounded ones. catalyst: its kind; None: not decided.
+    undecided: the smoothing still depends on the catalyst's kind.
     """
 
     policy: Policy
@@ -55,18 +56,18 @@ class Plan:
 
     @classmethod
     def of(cls, config: PotConfig, layers: int, catalyst: str | None = None) -> Plan:
-        """The plan for a model with so many bounded layers. Raises ValueError for layer budgets
-        that do not fit."""
+        """The plan for a model with this number of bounded layers. Raises ValueError for layer
+        budgets that do not fit."""
         policy = config.policy
-        needs = config.policy.needs()
+        needs = policy.needs()
         if catalyst is None:
             catalyst = policy.catalyst
-        else:
-            catalyst = catalyst
-        spare = config.pot_size - config.survivors
-        bounded = policy.bounded and config.prefill == "bounded"
         budgets = budgets_of(config, layers)
-        smoothings = [policy.smoothing(budget, catalyst) for budget in budgets]
+        smoothing = [policy.smoothing(budget, catalyst) for budget in budgets]
+        other = [policy.smoothing(budget, other_kind(catalyst)) for budget in budgets]
+        replay_tokens = 0
+        if "replay" in needs:
+            replay_tokens = min(64, max(1, (config.pot_size - config.survivors) // 8))
         return cls(
             policy=policy,
             needs=needs,
@@ -74,76 +75,82 @@ class Plan:
             distill_to=config.survivors,
             chunk_tokens=config.chunk_tokens or 512,
             whole=policy.bounded and config.prefill == "whole",
-            replay_tokens=min(64, max(1, spare // 8)) if "replay" in needs else 0,
+            replay_tokens=replay_tokens,
             gqa=policy.gqa,
             window=policy.window,
             remembers=bool(policy.score_memory),
             once=policy.score_memory == "once",
-            layers=tuple(
-                LayerPlan(
-                    size=spare + budget if bounded else None,
-                    budget=budget,
-                    sinks=policy.sinks,
-                    recent=policy.newest_kept(budget),
-                    pool=pool,
-                    pool_mode=mode,
-                )
-                for budget, (pool, mode) in zip(budgets, smoothings, strict=True)
-            ),
+            layers=tuple(map(partial(layer_plan, config), budgets, smoothing)),
             catalyst=catalyst,
-            undecided=policy.catalyst is None
-            and smoothings != [policy.smoothing(budget, other(catalyst)) for budget in budgets],
+            undecided=policy.catalyst is None and smoothing != other,
         )
 
     def reserve(self, catalyst: Tensor | None) -> int:
-        """Entries that a distillation needs for its own reading."""
+        """Room that a distillation needs for reading the catalyst, in entries."""
         if catalyst is None:
             return 0
         return catalyst.shape[1] + self.replay_tokens
 
     def shown_in(self, config: PotConfig, decided: bool = True) -> PotConfig:
-        """A config with the options that are in force. decided: whether the smoothing is; what
-        layers have each for themselves stays None."""
-        names = [
-            name for name in ("recent", "pool", "pool_mode") if name in config.policy.options()
-        ]
-        shown: dict[str, Any] = {"distill_to": self.distill_to} if self.policy.bounded else {}
-        for name in names if self.layers and self.policy.bounded else ():
+        """A config with the options in force. Options that differ between layers stay None. decided:
+        the smoothing is decided."""
+        if not self.policy.bounded:
+            return config
+        options: dict[str, Any] = {"distill_to": self.distill_to}
+        for name in {"recent", "pool", "pool_mode"} & set(config.policy.options()):
             values = {getattr(layer, name) for layer in self.layers}
             if len(values) == 1 and (decided or name == "recent"):
-                shown[name] = values.pop()
-        return config.replace(**shown)
+                options[name] = values.pop()
+        return config.replace(**options)
 
     def saved(self) -> dict[str, Any]:
-        """What a pot file keeps."""
+        """The part that a pot file stores."""
         return {
             "catalyst": self.catalyst,
             "layers": [dataclasses.asdict(layer) for layer in self.layers],
         }
 
     def restored(self, saved: dict[str, Any]) -> Plan:
-        """This plan with what a pot file kept of the one that was in force."""
+        """This plan with the part that a pot file stored."""
         layers = tuple(LayerPlan(**layer) for layer in saved["layers"])
         if [layer.size for layer in layers] != [layer.size for layer in self.layers]:
             raise KeyError("the layers have other sizes than the options say")
         return dataclasses.replace(self, layers=layers, catalyst=saved["catalyst"], undecided=False)
 
 
-def other(catalyst: str | None) -> str:
-    """A kind of catalyst that knows the question if this one does not, and the other way round."""
+def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> LayerPlan:
+    """The plan of a layer with this |C|. smoothing: pool and pool_mode."""
+    policy = config.policy
+    size = None
+    if policy.bounded and config.prefill == "bounded":
+        size = config.pot_size - config.survivors + budget
+    pool, pool_mode = smoothing
+    return LayerPlan(
+        size=size,
+        budget=budget,
+        sinks=policy.sinks,
+        recent=policy.newest_kept(budget),
+        pool=pool,
+        pool_mode=pool_mode,
+    )
+
+
+def other_kind(catalyst: str | None) -> str:
+    """A kind of catalyst with a question for one without, and vice versa."""
     if catalyst in (None, "question"):
         return "general"
     return "question"
 
 
 def budgets_of(config: PotConfig, layers: int) -> list[int]:
-    """|C| of each of the bounded layers: `layers` times `survivors` in all."""
+    """|C| of each bounded layer; their sum is `layers` times `survivors`."""
     if isinstance(config.layer_budget, str):
         return [config.survivors] * layers
     weights: Sequence[float] = config.layer_budget
     if len(weights) != layers:
         raise ValueError(
-            f"layer_budget has {len(weights)} weights, but the model has {layers} layers that a pot bounds: give as many"
+            f"layer_budget has {len(weights)} weights, "
+            f"but the model has {layers} layers that a pot bounds: give as many"
         )
     shares = apportion(layers * config.survivors, [float(weight) for weight in weights])
     least = min(shares)
@@ -151,7 +158,7 @@ def budgets_of(config: PotConfig, layers: int) -> list[int]:
     recent = config.policy.newest_kept(least)
     if least < max(1, sinks + recent):
         raise ValueError(
-            f"layer_budget leaves a layer {least} entries, fewer than sinks={sinks} + recent={recent}, and at least 1: distil to more, "
-            "weigh layers more evenly, or give a smaller recent"
+            f"layer_budget leaves a layer {least} entries, fewer than sinks={sinks} + recent={recent}, "
+            "and at least 1: distil to more, weigh layers more evenly, or give a smaller recent"
         )
     return shares

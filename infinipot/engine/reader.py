@@ -1,8 +1,9 @@
-"""One pot and the ids that go through it."""
+"""Read token ids into one pot."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,25 +22,25 @@ from infinipot.model.runner import ModelRunner
 
 Progress = Callable[[], None]
 LATE = frozenset({"newest", "received"})
-"""What must be remembered of attention while a text is read."""
+"""Needs of a policy for which layers keep attention statistics during reading."""
 
 
 class NoRoom(ValueError):
-    """The sizes given leave no room for what is asked."""
+    """The sizes leave no room for the request."""
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What a session has done and what it holds."""
+    """Counters of a session."""
 
     tokens_read: int
-    """Tokens that became part of the pot's history: text, template, and the turns of a chat."""
+    """Tokens read into the pot: text, template, and the messages of a chat."""
     tokens_skipped: int
-    """Tokens given but never shown to the model (policy `truncate`)."""
+    """Tokens that the model never reads (policy `truncate`)."""
     entries: int
     """Entries per layer and KV head now."""
     peak_entries: int
-    """Most entries a bounded layer held at any moment, whatever they were for."""
+    """Most entries of a bounded layer at any moment, for any purpose."""
     distillations: int
     pot_bytes: int
     """Bytes allocated for entries: raw keys, their rotated copy, values, bookkeeping."""
@@ -50,16 +51,16 @@ class Stats:
 
 
 class Reader:
-    """Reads token ids into a pot as the policy says. It knows no text."""
+    """Reads token ids into a pot by a policy."""
 
     keeps_answers = True
-    """Whether an answer that stays becomes part of the pot as it is read."""
+    """Whether the tokens of an answer to keep stay in the pot as they are generated."""
 
     def __init__(self, host: ModelRunner, config: PotConfig) -> None:
         if host.sharded and config.policy.shared_heads:
             raise ValueError(
-                "shared_heads looks at all heads of a layer, but this process has only some of them (tensor parallel): leave it out, or use a "
-                "model in one process"
+                "shared_heads looks at all heads of a layer, but this process has only some of them "
+                "(tensor parallel): leave it out, or use a model in one process"
             )
         chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
         self.host = host
@@ -71,7 +72,7 @@ class Reader:
         self.pot = graph_cache(host).new_pot(self._layout())
         self.busy = False
         self.last_catalyst: Tensor | None = None
-        """The catalyst of the latest reading: the pot always has room for it."""
+        """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
 
     def _adopt(self, plan: Plan) -> None:
@@ -79,21 +80,21 @@ class Reader:
         self.distiller = Distiller(self.host, plan)
 
     def settle(self, catalyst: str | None) -> None:
-        """Go by this kind of catalyst, unless the pot has been distilled: the first distillation
-        fixes the plan for good."""
+        """Use the plan for this kind of catalyst, unless the pot was distilled before: the first
+        distillation fixes the plan."""
         if not self.pot.distillations and catalyst != self.plan.catalyst:
             self._adopt(Plan.of(self.config, len(self.plan.layers), catalyst))
 
     def restore_plan(self, catalyst: str | None, saved: dict[str, Any] | None) -> None:
-        """Go by the kind of catalyst and the plan that a pot file kept; there is no plan where
-        nothing was decided, or kept."""
+        """Use the kind of catalyst and the plan from a pot file. saved: None if the plan was
+        undecided, or in older formats."""
         self.settle(catalyst)
         if saved is not None:
             self._adopt(self.plan.restored(saved))
 
     @property
     def fixed_plan(self) -> Plan | None:
-        """The plan, once nothing can change it."""
+        """The plan; None while it can still change."""
         if self.plan.undecided and not self.pot.distillations:
             return None
         return self.plan
@@ -102,62 +103,60 @@ class Reader:
         config = self.config
         plan = self.plan
         policy = self.policy
+        attention_stats = None
         if LATE & plan.needs:
-            attention_stats = AttentionStats(
-                "received" in plan.needs, plan.window if "newest" in plan.needs else 0
-            )
-        else:
-            attention_stats = None
-        if plan.whole or not policy.bounded:
-            if policy.grouped:
-                grouping = (config.group, config.neighbours)
-            else:
-                grouping = None
-            return Layout(
-                None,
-                None,
-                config.context_reset,
-                config.pot_dtype,
-                attention_stats,
-                grouping,
-                policy.bounded,
-            )
-        sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
-        return Layout(
-            config.pot_size, sizes, config.context_reset, config.pot_dtype, attention_stats
+            window = 0
+            if "newest" in plan.needs:
+                window = plan.window
+            attention_stats = AttentionStats("received" in plan.needs, window)
+        layout = Layout(
+            size=None,
+            reset=config.context_reset,
+            kind=config.pot_dtype,
+            attention_stats=attention_stats,
+            distils=policy.bounded,
         )
+        if policy.grouped:
+            return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
+        if plan.whole or not policy.bounded:
+            return layout
+        sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
+        return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return torch.tensor([ids], dtype=torch.long, device=self.host.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
-        """Refuse sizes that would never let a token be read after a distillation."""
+        """Raise NoRoom if no token could be read after a distillation."""
         prompt = self.plan.reserve(catalyst)
         size = self.plan.pot_size
-        kept = self.plan.distill_to
+        budget = self.plan.distill_to
         if catalyst is not None and not catalyst.shape[1]:
             raise ValueError(
-                "the question is empty, so there is nothing to distil by: ask something, or use catalyst='general'"
+                "the question is empty, so there is nothing to distil by: "
+                "ask something, or use catalyst='general'"
             )
-        if self.policy.bounded and kept + prompt + pinned >= size:
+        if self.policy.bounded and budget + prompt + pinned >= size:
             raise NoRoom(
-                f"pot_size={size} leaves no room: distill_to {kept} + catalyst {prompt} + pinned {pinned} needs more than "
-                f"{kept + prompt + pinned}. Use a larger pot, distil to fewer entries, or shorten the question or the system prompt"
+                f"pot_size={size} leaves no room: distill_to {budget} + catalyst {prompt} + "
+                f"pinned {pinned} needs more than {budget + prompt + pinned}. Use a larger pot, "
+                "distil to fewer entries, or shorten the question or the system prompt"
             )
 
     def check_idle(self) -> None:
         if self.busy:
             raise RuntimeError(
-                "an answer is still being streamed from this session: finish or close it first, or fork the session"
+                "an answer is still being streamed from this session: "
+                "finish or close it first, or fork the session"
             )
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens taken in and distillations so far."""
+        """Number of tokens and of distillations so far."""
         return self.pot.tokens_read, self.pot.distillations
 
     def pin(self, ids: list[int]) -> None:
-        """Read the first ids of all, which no distillation will touch."""
+        """Read the first ids of all. Distillations always keep them."""
         if ids:
             take(self.host, [self.pot], self.tensor(ids), [self.score_novelty])
             self.pot.pin(len(ids))
@@ -165,17 +164,18 @@ class Reader:
     def cycles(
         self, opening: Callable[[], list[int]], lists: Iterable[list[int]], catalyst: Tensor | None
     ) -> Iterator[tuple[list[int], bool]]:
-        """What is to be read, opening first, in lists that end where the pot is full; and whether
-        more comes.
+        """Regroup `opening` and lists of ids into lists that fill the pot. Yields (ids, whether
+        more follows).
 
-        However a stream arrives, it is then read in chunks of few lengths: what runs for one can be
-        kept for the next.
+        The lists then have few different lengths for any stream, so that recordings are reused.
         """
         waiting: list[int] = []
         first = True
         for ids in lists:
-            waiting += opening() + ids if first else ids
-            first = False
+            if first:
+                waiting += opening()
+                first = False
+            waiting += ids
             count = self._until_full(catalyst)
             while count is None or len(waiting) > count:
                 yield waiting[:count], count is not None
@@ -190,7 +190,7 @@ class Reader:
             yield waiting, False
 
     def _until_full(self, catalyst: Tensor | None) -> int | None:
-        """How many tokens there are to the next distillation, or the one after it if the pot is
+        """Number of tokens until the next distillation, or until the one after it if the pot is
         full; None if there is none."""
         if self.pot.size is None or not self.policy.bounded:
             return None
@@ -207,8 +207,8 @@ class Reader:
         progress: Progress | None = None,
         more: bool = False,
     ) -> None:
-        """Read on. catalyst: ids [1, |P|] for the distillations this takes. progress: called after
-        every chunk. more: more is to be read, so a pot that is then full is distilled."""
+        """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk.
+        more: more ids follow, so distil a full pot at the end."""
         started = time.perf_counter()
         try:
             self._read(self.pot, ids, catalyst, progress, more)
@@ -232,28 +232,24 @@ class Reader:
         self.distiller.read(pot, self.tensor(ids), catalyst, self.score_novelty, progress, more)
 
     def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
-        """Whether the catalyst has room beside what the pot holds.
-
-        One that is longer than the last may have none; it is preceded by the distillation that
-        reading on would have made.
-        """
+        """Whether the pot has room for the catalyst. A catalyst longer than the latest may have
+        none, until the next distillation."""
         return self.plan.reserve(catalyst) <= pot.room
 
     def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
-        """Whether so many more entries, a question and its answer, need no distillation and leave
-        room for the catalyst."""
+        """Whether `count` more entries leave room for the catalyst without a distillation."""
         return count + self.plan.reserve(catalyst) <= self.pot.room
 
     def unread(self, count: int) -> list[int]:
-        """Ids that must be read before an answer that takes so many entries."""
+        """Ids to read before an answer of `count` entries."""
         return []
 
     def waiting(self) -> tuple[list[int], int]:
-        """Ids that wait to be read, and how many were let go unread."""
+        """Ids that are not read yet, and the number of ids that were skipped."""
         return [], 0
 
     def restore_waiting(self, ids: list[int], skipped: int) -> None:
-        """Go on from `waiting`, as a pot file kept it."""
+        """Restore the result of `waiting`."""
 
     @property
     def stats(self) -> Stats:

@@ -11,8 +11,8 @@ from infinipot.config import Sampling
 
 
 class Sampler:
-    """Picks the next token as `sampling` says: the likeliest at temperature 0, else by chance,
-    repeatably where a seed is given."""
+    """Picks the next token: the likeliest at temperature 0, else at random. A seed makes the choice
+    repeatable."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.greedy = sampling.temperature == 0
@@ -26,27 +26,26 @@ class Sampler:
             if sampling.min_p > 0:
                 self.warp.append(warpers.MinPLogitsWarper(sampling.min_p))
         self.random = torch.Generator()  # on the CPU: the same choices on every device
-        self.random.manual_seed(self.random.seed() if sampling.seed is None else sampling.seed)
+        self.random.seed()
+        if sampling.seed is not None:
+            self.random.manual_seed(sampling.seed)
 
     def __call__(self, logits: Tensor) -> int:
         """logits [1, V] -> a token id."""
         if self.greedy:
             return int(logits.argmax(dim=-1))
-        scores = self.warp(
-            torch.zeros(1, 0, dtype=torch.long, device=logits.device), logits.float()
-        )
+        ids = torch.zeros(1, 0, dtype=torch.long, device=logits.device)
+        scores = self.warp(ids, logits.float())
         return int(torch.multinomial(scores.softmax(dim=-1).cpu(), 1, generator=self.random))
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> set[int]:
-    """Every id that ends an answer, by the model's generation config, its config and its tokenizer."""
+    """All ids that end an answer, from the model's generation config, its config and its tokenizer."""
     ends: set[int] = set()
-    named = (
-        model.generation_config.eos_token_id if model.generation_config else None,
-        model.config.eos_token_id,
-    )
-    for value in (*named, tokenizer.eos_token_id if tokenizer else None):
-        ends |= (
-            set(value) if isinstance(value, (list, tuple)) else set() if value is None else {value}
-        )
+    for source in (model.generation_config, model.config, tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        if isinstance(value, (list, tuple)):
+            ends |= set(value)
+        elif value is not None:
+            ends.add(value)
     return ends

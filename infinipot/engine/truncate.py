@@ -1,4 +1,4 @@
-"""Cutting the middle out of a text before it is read (policy truncate)."""
+"""Cut the middle out of a text before reading (policy truncate)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from infinipot.model.runner import ModelRunner
 
 
 class CuttingReader(Reader):
-    """Reads the first half of a pot at once, and as much of the text's end as there is room for
-    when a question comes.
+    """Reads the start of a text into the first half of the pot. Its end is read before an answer, as
+    far as there is room.
 
-    tail: the newest ids, not read yet. skipped: how many ids were let go unread.
+    tail: the newest ids, not read yet. skipped: the number of ids that are never read.
     """
 
     keeps_answers = False
@@ -34,8 +34,8 @@ class CuttingReader(Reader):
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         if 2 * pinned >= self.plan.pot_size:
             raise NoRoom(
-                f"pot_size={self.plan.pot_size} leaves no room: pinned {pinned} takes half of it or more. Use a larger pot, or a shorter "
-                "system prompt"
+                f"pot_size={self.plan.pot_size} leaves no room: pinned {pinned} takes half of it or more. "
+                "Use a larger pot, or a shorter system prompt"
             )
 
     @property
@@ -57,7 +57,8 @@ class CuttingReader(Reader):
     def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
         if self.pot.length + count > self.plan.pot_size:
             raise NoRoom(
-                f"pot_size={self.plan.pot_size} leaves no room: the text's head {self.pot.length} + question and answer {count} is more"
+                f"pot_size={self.plan.pot_size} leaves no room: "
+                f"the text's head {self.pot.length} + question and answer {count} is more"
             )
         return True
 

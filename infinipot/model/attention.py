@@ -1,10 +1,9 @@
-"""Attention as the pot needs it: queries rotated by slot, the catalyst's rows handed to whoever
-observes them.
+"""Attention as the pot needs it: queries rotate by slot, and observers see the catalyst's rows.
 
-transformers calls `attend` through its attention interface. What happens there is decided by
-whoever is at work in this thread: a pot being read, or the probe that finds out how a model
-rotates. Outside `at_work` a model is exactly as it was; a stock forward of the same model must not
-run beside it in another thread.
+transformers calls `attend` through its attention interface. The worker of this thread decides what
+happens there: a forward pass over a pot, or the probe that finds out how a model rotates. Outside
+`at_work` a model is unchanged. No stock forward of the same model may run in another thread
+meanwhile.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,7 +28,7 @@ from infinipot.model.rope_bypass import bypassed, neutral
 
 
 class Worker(ABC):
-    """Who decides what attention does while a model runs."""
+    """Decides what attention does while a model runs."""
 
     @abstractmethod
     def attend(
@@ -46,15 +45,14 @@ class Worker(ABC):
     def rotary(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """What a rotary module returns instead of `output`; None leaves it. Queries and keys are
-        rotated in `attend`, not by the model."""
+        """The return value of a rotary module; None: `output`. Queries and keys are rotated in
+        `attend`, not by the model."""
         return neutral(output)
 
 
 _WORKER: ContextVar[Worker] = ContextVar("infinipot_worker")
 IN_USE = threading.RLock()
-"""Held by the thread that runs a model, looks at its modules, or exchanges one: no other thread may
-see it half changed."""
+"""Lock for running a model, and for inspecting or replacing its modules."""
 
 
 def _attention(
@@ -63,23 +61,22 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    if attention_mask is not None:  # ours is None, so this one is the module's own doing
+    """The function that transformers calls."""
+    if attention_mask is not None:  # not made by `_no_mask`, so by the module
         raise ValueError(
             f"{type(module).__name__} makes an attention mask of its own, which a pot cannot follow"
         )
+    options.pop("dropout", None)
+    scaling = options.pop("scaling", None)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    else:
-        scaling = scaling
     return _WORKER.get().attend(module, query, key, value, scaling, options), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """Masks are made where the slots are known, in `attend`."""
+    """No mask: `attend` makes it, where the slots are known."""
 
 
 compat.register(_attention, _no_mask)
@@ -89,8 +86,8 @@ _ROTARY: WeakKeyDictionary[PreTrainedModel, list[nn.Module]] = WeakKeyDictionary
 
 
 def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's rotary modules, looked for once: there are thousands of modules to look at, and a
-    token is read in milliseconds."""
+    """The model's rotary modules, found once: a model has thousands of modules, and reading a token
+    takes milliseconds."""
     if model not in _ROTARY:
         _ROTARY[model] = [
             module for module in model.modules() if "RotaryEmbedding" in type(module).__name__
@@ -100,19 +97,17 @@ def rotary_modules(model: PreTrainedModel) -> list[nn.Module]:
 
 @contextmanager
 def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
-    """Inside, the model's attention and rotary modules ask `worker`, nothing is dropped out and
-    nothing is autocast; afterwards the model is as before, also after an error. One model does one
-    thing at a time: other threads wait."""
+    """Inside, the model's attention and rotary modules call `worker`, without dropout and autocast.
+    Afterwards the model is as before, also after an error. Other threads wait."""
     with IN_USE, torch.autocast(model.device.type, enabled=False), bypassed(model):
         configs = [
             model.config,
             *(getattr(model.config, name, None) for name in model.config.sub_configs),
         ]
         before = [(config, config._attn_implementation) for config in configs if config is not None]
+        training = []
         if model.training:
             training = [module for module in model.modules() if module.training]
-        else:
-            training = []
         hooks = [
             module.register_forward_hook(worker.rotary, with_kwargs=True)
             for module in rotary_modules(model)
@@ -133,34 +128,42 @@ def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
                 module.training = True
 
 
-def visible(
-    rows: int,
-    entries: int,
-    window: int | None,
-    hidden: tuple[int, int],
-    device: torch.device,
-    dtype: torch.dtype,
-    plain: bool = False,
-) -> Tensor | None:
-    """What is added to the scores of the last `rows` of the entries so that they see none but those
-    before, [rows, entries].
+class Visible(NamedTuple):
+    """What the last `rows` of the entries attend to: all entries before them, except:
 
-    hidden: entries [start, stop) that they do not see either. None where nothing is hidden: one row
-    sees all. plain: for sdpa, whose flag says it where the rows are all there is; on a GPU in half
-    precision it is then only described, so that the flash kernel is used, which needs no mask.
+    window: entries at this distance or more, for a sliding window. hidden: entries [start, stop).
+    plain: whether sdpa can express the layer.
     """
-    if window is None and hidden[0] >= hidden[1]:
-        if rows == 1 or (plain and rows == entries):
+
+    rows: int
+    entries: int
+    window: int | None
+    hidden: tuple[int, int]
+    device: torch.device
+    dtype: torch.dtype
+    plain: bool
+
+
+def visible(what: Visible) -> Tensor | None:
+    """An additive mask [rows, entries].
+
+    None if nothing is hidden, or if `is_causal` of sdpa says it. In half precision on a GPU only a
+    description of the mask, so that sdpa can use the flash kernel.
+    """
+    rows = what.rows
+    entries = what.entries
+    if what.window is None and what.hidden[0] >= what.hidden[1]:
+        if rows == 1 or (what.plain and rows == entries):
             return None
-        if plain and device.type == "cuda" and dtype in (torch.float16, torch.bfloat16):
+        half = what.dtype in (torch.float16, torch.bfloat16)
+        if what.plain and what.device.type == "cuda" and half:
             return causal_lower_right(rows, entries)
-    shown = torch.ones(rows, entries, dtype=torch.bool, device=device).tril(entries - rows)
-    if window is None:
-        shown = shown
-    else:
-        shown = shown.triu(entries - rows - window + 1)
-    shown[:, slice(*hidden)] = False
-    return torch.zeros(rows, entries, dtype=dtype, device=device).masked_fill(~shown, -torch.inf)
+    shown = torch.ones(rows, entries, dtype=torch.bool, device=what.device).tril(entries - rows)
+    if what.window is not None:
+        shown = shown.triu(entries - rows - what.window + 1)
+    shown[:, slice(*what.hidden)] = False
+    mask = torch.zeros(rows, entries, dtype=what.dtype, device=what.device)
+    return mask.masked_fill(~shown, -torch.inf)
 
 
 def plain(options: dict[str, Any]) -> bool:
@@ -170,43 +173,39 @@ def plain(options: dict[str, Any]) -> bool:
 
 def attention(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    qkv: tuple[Tensor, Tensor, Tensor],
     scaling: float,
     mask: Tensor | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Causal attention of the last T of N entries, as the model computes it: [B, H, T, D], [B, K,
-    N, D] -> [B, T, H, D].
+    """Causal attention of the last T of N entries: [B, H, T, D], [B, K, N, D] twice -> [B, T, H, D].
 
-    mask: from `visible`. sdpa wherever it can express the model; the model's own eager function
-    where scores are capped or sinks take a share.
+    mask: from `visible`. Uses sdpa if it can express the layer, else the model's own eager function
+    (capped scores, attention sinks).
     """
-    rows = query.shape[-2]
+    query, key, value = qkv
+    shared = query.shape[1] != key.shape[1]
     if plain(options):
-        # no kernel for both: the slow one would take over
-        if type(mask) is Tensor and query.is_cuda and query.shape[1] != key.shape[1]:
-            key, value = (
-                x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value)
-            )
+        # with a mask and shared heads, sdpa has only a slow kernel
+        if shared and type(mask) is Tensor and query.is_cuda:
+            repeats = query.shape[1] // key.shape[1]
+            key = key.repeat_interleave(repeats, dim=1)
+            value = value.repeat_interleave(repeats, dim=1)
+            shared = False
         out = F.scaled_dot_product_attention(
             query,
             key,
             value,
             attn_mask=mask,
             scale=scaling,
-            is_causal=mask is None and rows > 1,
-            enable_gqa=query.shape[1] != key.shape[1],
+            is_causal=mask is None and query.shape[-2] > 1,
+            enable_gqa=shared,
         )
         return out.transpose(1, 2).contiguous()
-    if mask is None:
-        bias = None
-    else:
-        bias = mask[None, None]
-    return eager_of(module)(
-        module, query, key, value, bias, scaling=scaling, dropout=0.0, **options
-    )[0]
+    eager = eager_of(module)
+    if mask is not None:
+        mask = mask[None, None]
+    return eager(module, query, key, value, mask, scaling=scaling, dropout=0.0, **options)[0]
 
 
 def eager_of(module: nn.Module) -> Any:

@@ -1,9 +1,9 @@
-"""Find out how a model rotates its keys, by asking the model: two forward passes over four tokens,
-no table of families.
+"""Find out how a model rotates its keys, from two forward passes over four tokens, for any model
+family.
 
-Attention answers zeros, so hidden states are the same in both passes at every layer. The first pass
-puts all tokens at position 0, the second spreads them; the keys of the second must be those of the
-first, rotated by what the rotary modules returned.
+Attention returns zeros, so that hidden states are the same in both passes. The first pass puts all
+tokens at position 0, the second spreads them. The keys of the second pass must equal those of the
+first, rotated by the output of the rotary modules.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 4e-3, torc
 
 @dataclass
 class Probe(Worker):
-    """Remembers each layer's keys and each call of a rotary module; attention returns zeros."""
+    """Records the keys of each layer and the calls of rotary modules. Attention returns zeros."""
 
     keys: dict[int, Tensor] = field(default_factory=dict)
     calls: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
@@ -43,7 +43,8 @@ class Probe(Worker):
     ) -> Tensor:
         if options.get("position_bias") is not None:
             raise ValueError(
-                f"{type(module).__name__} adds a position bias to its scores, which positions by slot cannot follow: no pot"
+                f"{type(module).__name__} adds a position bias to its scores, "
+                "which positions by slot cannot follow: no pot"
             )
         self.keys[module.layer_idx] = key.detach().clone()  # type: ignore[index]
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
@@ -55,13 +56,11 @@ class Probe(Worker):
 
 
 def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Table:
-    """The cos and sin a rotary module returns for any positions, as wide as it states them, in
-    float32.
+    """The cos and sin that a rotary module returns for any positions, in its own width, float32.
 
-    Some kinds of rotary embedding change their frequencies as they are called and remember the
-    longest text, so a fresh copy is asked every time, after a text of one token has made it forget
-    whatever the model read before. The copy goes where it is asked to, so it loses the hook by
-    which a model spread over several devices would send what it is given elsewhere.
+    Some rotary modules change their frequencies with the longest text. So every call uses a new
+    copy, and first resets it with a text of one token. The copy has no hooks, which would move the
+    inputs of a model on several devices.
     """
     before = remove_hook_from_module(copy.deepcopy(module))
 
@@ -85,25 +84,21 @@ def table_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         else:
             cos = output.real
             sin = output.imag
-        # the first, where time, height and width are told apart: in a text they are equal
+        # the first of time, height and width, which are equal in a text
         rows = len(positions)
-        return cos.float().reshape(-1, rows, cos.shape[-1])[0], sin.float().reshape(
-            -1, rows, sin.shape[-1]
-        )[0]
+        cos, sin = (x.float().reshape(-1, rows, x.shape[-1])[0] for x in (cos, sin))
+        return cos, sin
 
     return table
 
 
 def half_table(table: Table) -> Table:
-    """Cut a table that states every frequency twice to [N, d/2]: side by side, or one half after
-    the other."""
+    """Reduce a table with every frequency twice to [N, d/2]: twice side by side, or as two halves."""
     sample = table(torch.arange(8))[0]
     width = sample.shape[-1] // 2
-    one_after_other = torch.equal(sample[:, :width], sample[:, width:])
-    if one_after_other:
+    pick = slice(0, None, 2)
+    if torch.equal(sample[:, :width], sample[:, width:]):
         pick = slice(0, width)
-    else:
-        pick = slice(0, None, 2)
 
     def half(positions: Tensor) -> tuple[Tensor, Tensor]:
         cos, sin = table(positions)
@@ -113,8 +108,8 @@ def half_table(table: Table) -> Table:
 
 
 def candidates(probe: Probe) -> list[Rotation]:
-    """Every way the keys might have been rotated: each rotary call, its table whole or halved, in
-    each style."""
+    """All possible rotations of the keys: of each rotary call the whole and the half table, in each
+    style."""
     tables = [table_of(*call) for call in probe.calls]
     return [
         Rotation(style=style, table=table)
@@ -131,67 +126,74 @@ def error(rotation: Rotation, at_zero: Tensor, spread: Tensor) -> float:
     d = 2 * cos.shape[-1]
     if d > spread.shape[-1]:
         return float("inf")
-    # folded into the table by some kinds, e.g. yarn
+    # some tables include a scale, e.g. yarn
     scale = (cos[0] ** 2 + sin[0] ** 2).sqrt().mean()
     unscaled = torch.cat((at_zero[..., :d] / scale, at_zero[..., d:]), dim=-1)
-    return float(
-        (rotate(unscaled, cos, sin, rotation.style) - spread).abs().max() / spread.abs().max()
-    )
+    difference = rotate(unscaled, cos, sin, rotation.style) - spread
+    return float(difference.abs().max() / spread.abs().max())
 
 
 @torch.no_grad()
 def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | None]:
-    """Each layer's rotation, None for a layer without RoPE or, as `attends` says, without
-    attention. Refuses models whose positions cannot be renumbered."""
+    """The rotation of each layer; None for a layer without RoPE.
+
+    attends: whether each layer has attention. Raises ValueError for models whose positions cannot be
+    renumbered.
+    """
     name = type(model).__name__
-    ids = (
-        torch.arange(1, 1 + len(POSITIONS), device=model.device)[None]
-        % model.config.get_text_config().vocab_size
-    )
-    passes = []
-    for positions in ((0,) * len(POSITIONS), POSITIONS):
-        probe = Probe()
-        # some attention code cannot do without a mask; it is refused below
-        with at_work(model, probe), suppress(TypeError, AttributeError):
-            model.base_model(
-                input_ids=ids,
-                position_ids=torch.tensor([positions], device=model.device),
-                use_cache=False,
-            )
-        passes.append(probe)
-    first, second = passes
-    attending = {number for number, attention in enumerate(attends) if attention}
-    shared = sorted(set(second.keys) - attending)
-    if shared:
-        raise ValueError(
-            f"layers {shared} of {name} attend to the entries of other layers, which may keep others: no pot"
-        )
-    missing = sorted(attending - set(second.keys))
-    if missing:
-        raise ValueError(
-            f"{name} runs its own attention in layers {missing}, out of reach of transformers' attention interface: no pot"
-        )
-    if not second.calls and all(attends):  # else order may come from the layers that carry a state
-        raise ValueError(
-            f"{name} has no rotary embedding (learned positions or ALiBi), so survivors cannot be given new positions: no pot"
-        )
+    first = _pass(model, (0,) * len(POSITIONS))
+    second = _pass(model, POSITIONS)
+    _check_layers(name, second, attends)
     ways = candidates(second)
     if not all(way.table(torch.zeros(1, dtype=torch.long))[0].any() for way in ways):
         raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
-    result: list[Rotation | None] = []
+    result: list[Rotation | None] = [None] * len(attends)
     for number, attention in enumerate(attends):
-        at_zero, spread = (
-            keys[number].float() if attention else torch.empty(0)
-            for keys in (first.keys, second.keys)
-        )
-        if torch.allclose(at_zero, spread, atol=1e-6):  # or nothing to compare
-            result.append(None)
+        if not attention:
+            continue
+        at_zero = first.keys[number].float()
+        spread = second.keys[number].float()
+        if torch.allclose(at_zero, spread, atol=1e-6):
             continue
         errors = [error(way, at_zero, spread) for way in ways] or [float("inf")]
         if min(errors) > TOLERANCE[first.keys[number].dtype]:
             raise ValueError(
-                f"layer {number} of {name} does something to its keys after rotary embedding (a norm, or latent attention), so survivors "
-                "cannot be given new positions: no pot"
+                f"layer {number} of {name} does something to its keys after rotary embedding "
+                "(a norm, or latent attention), so survivors cannot be given new positions: no pot"
             )
-        result.append(ways[errors.index(min(errors))])
+        result[number] = ways[errors.index(min(errors))]
     return result
+
+
+def _pass(model: PreTrainedModel, positions: tuple[int, ...]) -> Probe:
+    """One forward pass over four tokens at these positions."""
+    ids = torch.arange(1, 1 + len(positions), device=model.device)[None]
+    ids = ids % model.config.get_text_config().vocab_size
+    places = torch.tensor([positions], device=model.device)
+    probe = Probe()
+    # attention code that needs a mask fails here; `_check_layers` refuses it
+    with at_work(model, probe), suppress(TypeError, AttributeError):
+        model.base_model(input_ids=ids, position_ids=places, use_cache=False)
+    return probe
+
+
+def _check_layers(name: str, probe: Probe, attends: list[bool]) -> None:
+    attending = {number for number, attention in enumerate(attends) if attention}
+    shared = sorted(set(probe.keys) - attending)
+    if shared:
+        raise ValueError(
+            f"layers {shared} of {name} attend to the entries of other layers, "
+            "which may keep others: no pot"
+        )
+    missing = sorted(attending - set(probe.keys))
+    if missing:
+        raise ValueError(
+            f"{name} runs its own attention in layers {missing}, "
+            "out of reach of transformers' attention interface: no pot"
+        )
+    # models with state-space layers need no positions
+    if not probe.calls and all(attends):
+        raise ValueError(
+            f"{name} has no rotary embedding (learned positions or ALiBi), "
+            "so survivors cannot be given new positions: no pot"
+        )

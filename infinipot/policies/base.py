@@ -1,9 +1,10 @@
-"""What a policy is: its options, and by them which entries of a full pot survive."""
+"""Policies: they decide which entries of a full pot survive."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,29 +17,27 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 QUESTION = (None, "question")
-"""The kinds of catalyst that know the question: the question itself; None, where nothing has been
-settled yet."""
+"""Kinds of catalyst for a known question. None: not decided yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One layer of a full pot, as a policy sees it. `P` counts the entries that may be distilled;
-    pinned ones are not among them.
+    """One layer of a full pot. `P` is the number of entries without the pinned ones.
 
     keys, values     [B, K, P, D]  keys before rotary embedding
     rotated          [B, K, P, D]  keys as attention reads them
-    index            [B, K, P]     place of each entry's token in the text, int64
+    index            [B, K, P]     place of the token in the text, int64
     novelty          [B, K, P]     NuC in nats, float32
-    catalyst         [B, K, P]     CaP representativeness: attention received from the catalyst's rows together
-    received         [B, K, P]     attention received from all tokens of the text since the entry was read, together
-    newest           [B, K, P]     attention received from the newest `window` tokens of the text together
-    replay           [B, K, P]     most attention received from any one row while the text is read once more behind the catalyst
-    past             [B, K, S]     the scores with which the S first entries survived last time; None unless scores are remembered
-    sinks, recent                  how many of the first and of the last entries must stay
-    window                         how many newest tokens `newest` speaks of
-    pool, pool_mode                how scores are smoothed along the slots
+    catalyst         [B, K, P]     CaP representativeness: attention from all rows of the catalyst, summed
+    received         [B, K, P]     attention from all tokens read since the entry, summed
+    newest           [B, K, P]     attention from the newest `window` tokens, summed
+    replay           [B, K, P]     maximum attention from any row, while the text is read again behind the catalyst
+    past             [B, K, S]     scores of the first S entries at the last distillation; None if not stored
+    sinks, recent                  number of first and of last entries that must stay
+    window                         number of tokens in `newest`
+    pool, pool_mode                smoothing of scores along the slots
 
-    Attention is float32, reduced to KV heads. What a policy does not need (`Policy.needs`) is None.
+    Attention is float32, reduced to KV heads. Fields that are not in `Policy.needs` are None.
     """
 
     keys: Tensor
@@ -57,12 +56,21 @@ class Observation:
     pool: int = 0
     pool_mode: str = "avg"
 
-    def given(self, name: str) -> Tensor:
-        """What a policy needs and has therefore been given."""
-        found: Tensor | None = getattr(self, name)
-        if found is None:
+    def require(self, name: str) -> Tensor:
+        """An observation that the policy names in `needs`. Raises TypeError if it does not."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
             raise TypeError(f"{name} was not observed: a policy must name it in `needs`")
-        return found
+        return value
+
+    def given(self, name: str) -> Tensor:
+        """The old name of `require`."""
+        warnings.warn(
+            "Observation.given is called require now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.require(name)
 
 
 class UnknownOption(TypeError, ValueError):
@@ -73,7 +81,8 @@ class UnknownOption(TypeError, ValueError):
         self.option = option
         options = ", ".join(policy.options()) or "none"
         super().__init__(
-            f"policy {policy.name!r} has no option {option!r} (its options: {options}): leave it out, or choose a policy that has it"
+            f"policy {policy.name!r} has no option {option!r} (its options: {options}): "
+            "leave it out, or choose a policy that has it"
         )
 
     def __reduce__(self) -> tuple[type[UnknownOption], tuple[type[Policy], str]]:
@@ -81,29 +90,28 @@ class UnknownOption(TypeError, ValueError):
 
 
 def fixed(value: Any) -> Any:
-    """The value of an option for policies that do not have it: no field, so it cannot be set."""
+    """A constant instead of an option, for policies that do not have the option."""
     return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How survivors are chosen. Options are the fields of the dataclass, each with a default and a
-    line of text below it.
+    """Chooses the survivors of a distillation. Its options are the fields of the dataclass, each with
+    a default and a docstring.
 
-    To write one, here or anywhere else: a frozen, keyword-only dataclass with `score`, on top of
-    this class or of one from `policies.options`, whose options it then has, too.
-    `PotConfig(policy=MyPolicy(alpha=0.3))` uses it.
+    To write one: derive a frozen, keyword-only dataclass with `score` from this class, or from a
+    class in `policies.options` to inherit options. `PotConfig(policy=MyPolicy(alpha=0.3))` uses it.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     paper: ClassVar[str] = ""
     bounded: ClassVar[bool] = True
-    """Whether the pot is bounded and distilled; else everything stays."""
+    """The pot is bounded and distilled. False: all entries stay."""
     cuts: ClassVar[bool] = False
-    """Whether the middle of the text is cut out unread (truncate)."""
+    """The middle of the text is never read (truncate)."""
     grouped: ClassVar[bool] = False
-    """Whether distant positions are shared by groups of entries (SelfExtend)."""
+    """Groups of distant entries share a position (SelfExtend)."""
 
     sinks = fixed(0)
     recent = fixed(None)
@@ -135,85 +143,83 @@ class Policy:
 
     @classmethod
     def options(cls) -> list[str]:
-        """The names of its options."""
+        """Names of the options."""
         return [field.name for field in dataclasses.fields(cls)]
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its options, by name."""
+        """The options by name."""
         return {name: getattr(self, name) for name in self.options()}
 
     def __post_init__(self) -> None:
-        """Refuse impossible values. Whoever overrides this calls `super().__post_init__()`."""
+        """Raise for impossible values. Overrides call `super().__post_init__()`."""
 
-    # ---------------------------------------------------------------- what the plan asks
+    # ---------------------------------------------------------------- for the plan
 
     def needs(self) -> frozenset[str]:
-        """Which of {"novelty", "catalyst", "received", "newest", "replay"} must be observed."""
+        """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",
+        "replay"}."""
         return frozenset()
 
     def default_recent(self, budget: int) -> int:
-        """How many newest entries stay where `recent` is None, of a layer that keeps `budget`
-        entries."""
+        """`recent` for a layer of `budget` survivors, if the option is None."""
         return 0
 
     def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
-        """`pool` and `pool_mode` where they are None. asked: whether the question is known before
-        the first distillation."""
+        """`pool` and `pool_mode`, if the options are None. asked: the question is known before the
+        first distillation."""
         return 0, "avg"
 
     def newest_kept(self, budget: int) -> int:
-        """How many newest entries of a layer stay."""
+        """`recent` for a layer of `budget` survivors."""
         if self.recent is None:
             return self.default_recent(budget)
         return int(self.recent)
 
     def smoothing(self, budget: int, catalyst: str | None) -> tuple[int, str]:
-        """`pool` and `pool_mode` of a layer. catalyst: the kind in force. One that is set is not
-        joined by the other of a wide window."""
+        """`pool` and `pool_mode` of a layer of `budget` survivors. catalyst: the kind in force. If
+        only one option is set, the other gets the default for an unknown question."""
         unset = self.pool is None and self.pool_mode is None
         width, mode = self.default_smoothing(budget, unset and catalyst in QUESTION)
-        return (
-            width if self.pool is None else self.pool,
-            mode if self.pool_mode is None else self.pool_mode,
-        )
+        if self.pool is not None:
+            width = self.pool
+        if self.pool_mode is not None:
+            mode = self.pool_mode
+        return width, mode
 
     # ---------------------------------------------------------------- choosing
 
-    def score(self, seen: Observation) -> Tensor | None:
-        """How much each entry deserves to stay, [B, K, P]; None if novelty alone decides."""
+    def score(self, layer: Observation) -> Tensor | None:
+        """A score of each entry, [B, K, P]: the highest stay. None: only novelty decides."""
         raise TypeError(f"policy {self.name!r} never distils")
 
-    def judge(self, seen: Observation) -> Tensor | None:
-        """The score with what the options say about heads and the past."""
-        scores = self.score(seen)
+    def judge(self, layer: Observation) -> Tensor | None:
+        """The score after the options `shared_heads` and `score_memory`."""
+        scores = self.score(layer)
         if scores is None:
             return None
         if self.shared_heads:
             scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
-        if seen.past is None:
+        if layer.past is None:
             if self.score_memory != "once":
                 return scores
-            return pool(scores, seen.pool, seen.pool_mode)
-        old = scores[..., : seen.past.shape[-1]]
-        new = scores[..., seen.past.shape[-1] :]
-        # smoothed among what is new: its neighbours will not be the same again
+            return pool(scores, layer.pool, layer.pool_mode)
+        old = scores[..., : layer.past.shape[-1]]
+        new = scores[..., layer.past.shape[-1] :]
+        # smoothed now, as new entries will have other neighbours later
         if self.score_memory == "once":
-            return torch.cat((seen.past, pool(new, seen.pool, seen.pool_mode)), dim=-1)
-        return torch.cat((torch.maximum(old, self.score_memory * seen.past), new), dim=-1)
+            return torch.cat((layer.past, pool(new, layer.pool, layer.pool_mode)), dim=-1)
+        return torch.cat((torch.maximum(old, self.score_memory * layer.past), new), dim=-1)
 
-    def choose(self, seen: Observation, scores: Tensor | None, budget: int) -> Tensor:
-        """Indices [B, K, budget] of the entries that stay, ascending, sinks and recent ones among
-        them."""
-        if scores is None or self.score_memory == "once":
-            smooth = scores
-        else:
-            smooth = pool(scores, seen.pool, seen.pool_mode)
+    def choose(self, layer: Observation, scores: Tensor | None, budget: int) -> Tensor:
+        """Indices [B, K, budget] of the entries that stay, ascending, with sinks and recent ones."""
+        if scores is not None and self.score_memory != "once":
+            scores = pool(scores, layer.pool, layer.pool_mode)
         return choose(
             budget,
-            novelty=seen.novelty,
-            scores=smooth,
+            novelty=layer.novelty,
+            scores=scores,
             share=self.novelty,
-            sinks=seen.sinks,
-            recent=seen.recent,
+            sinks=layer.sinks,
+            recent=layer.recent,
         )

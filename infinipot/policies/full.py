@@ -1,4 +1,4 @@
-"""No pot at all: every entry stays and memory grows with the text. The yardstick."""
+"""No bound: every entry stays, and memory grows with the text. The reference for all policies."""
 
 from __future__ import annotations
 

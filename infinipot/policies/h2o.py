@@ -1,5 +1,4 @@
-"""H2O (arXiv 2306.14048): heavy hitters, which received most attention so far, and as many of the
-newest."""
+"""H2O (arXiv 2306.14048): heavy hitters, with most attention so far, and as many of the newest."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(Attended):
-    """With distil_to one less than the pot, one entry leaves per token, as published. Half of the
-    survivors are the newest."""
+    """Half of the survivors are the newest. As published, one entry leaves per token: distil_to is
+    one less than pot_size."""
 
     name = "h2o"
     summary = "entries that received most attention so far, and the newest (H2O)"
@@ -26,5 +25,5 @@ class H2O(Attended):
     def needs(self) -> frozenset[str]:
         return frozenset({"received"})
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.given("received")
+    def score(self, layer: Observation) -> Tensor:
+        return layer.require("received")

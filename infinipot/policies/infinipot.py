@@ -1,9 +1,8 @@
-"""InfiniPot (arXiv 2410.01518): novelty first, then what the catalyst attends to, per head.
+"""InfiniPot (arXiv 2410.01518): novelty first, then attention from the catalyst, per head.
 
-The paper smooths nothing; averages over 7 slots keep phrases whole, which single digits need to
-survive. A question looks for where its answer begins, and the end would be lost: so where there is
-room for wide windows, what follows a strong entry stays with it. A twelfth is the newest text, on
-which the model goes on (docs/results.md).
+The paper does not smooth scores. Averages over 7 slots keep phrases whole, for example all digits of
+a number. A question attends to the start of its answer: with enough room, the entries after a strong
+entry stay, too. A twelfth of the survivors is the newest text (docs/results.md).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from infinipot.policies.options import Attended, Prompted, check_prompt, check_s
 
 @dataclass(frozen=True, kw_only=True)
 class InfiniPot(Prompted, Attended):
-    """Novel tokens first, then those that a prompt, the catalyst, attends to."""
+    """Novel tokens first, then tokens that a prompt, the catalyst, attends to."""
 
     name = "infinipot"
     summary = "novel tokens, and those the catalyst attends to (InfiniPot)"
@@ -37,7 +36,8 @@ class InfiniPot(Prompted, Attended):
         check_prompt("contrast", self.contrast, tuple(PRESETS))
         if self.contrast is not None and self.novelty >= 1:
             raise ValueError(
-                f"contrast={self.contrast!r} goes by the catalyst's attention: use policy 'infinipot' with novelty below 1"
+                f"contrast={self.contrast!r} goes by the catalyst's attention: "
+                "use policy 'infinipot' with novelty below 1"
             )
         if self.contrast is not None and self.catalyst == "plain":
             raise ValueError(
@@ -49,14 +49,16 @@ class InfiniPot(Prompted, Attended):
 
     def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
         if asked and budget >= 3072:
-            return (45, "trailing")
-        return (7, "avg")
+            return 45, "trailing"
+        return 7, "avg"
 
     def needs(self) -> frozenset[str]:
-        return frozenset(
-            ({"novelty"} if self.novelty > 0 else set())
-            | ({"catalyst"} if self.novelty < 1 else set())
-        )
+        needs = set()
+        if self.novelty > 0:
+            needs.add("novelty")
+        if self.novelty < 1:
+            needs.add("catalyst")
+        return frozenset(needs)
 
-    def score(self, seen: Observation) -> Tensor | None:
-        return seen.catalyst
+    def score(self, layer: Observation) -> Tensor | None:
+        return layer.catalyst

@@ -17,6 +17,6 @@ class KeyDiff(Scored):
     summary = "entries whose keys are unlike the others (KeyDiff)"
     paper = "arXiv 2504.15364"
 
-    def score(self, seen: Observation) -> Tensor:
-        directions = F.normalize(seen.rotated.float(), dim=-1)
+    def score(self, layer: Observation) -> Tensor:
+        directions = F.normalize(layer.rotated.float(), dim=-1)
         return -F.cosine_similarity(directions, directions.mean(dim=2, keepdim=True), dim=-1)

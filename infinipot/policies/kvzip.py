@@ -1,5 +1,5 @@
-"""KVzip (arXiv 2505.23416): what the model looks at when it has to repeat the text; here a pot's
-text at a time."""
+"""KVzip (arXiv 2505.23416): entries that the model attends to when it repeats the text; here one
+pot at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from infinipot.policies.options import Prompted
 
 @dataclass(frozen=True, kw_only=True)
 class KVzip(Prompted):
-    """Before each distillation the tokens read since the last are read once more behind the
-    catalyst, piece by piece, and forgotten again: reading costs twice. Older survivors, whose text
-    is gone, keep the score they once had."""
+    """Each distillation reads the tokens since the last one again behind the catalyst, piece by piece,
+    and removes them again: reading takes twice the time. Older survivors keep their scores, as their
+    text is gone."""
 
     name = "kvzip"
     summary = "what is looked at when the text is read once more (KVzip)"
@@ -31,5 +31,5 @@ class KVzip(Prompted):
     def needs(self) -> frozenset[str]:
         return frozenset({"catalyst", "replay"})
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.given("replay")
+    def score(self, layer: Observation) -> Tensor:
+        return layer.require("replay")

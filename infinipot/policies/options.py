@@ -1,4 +1,4 @@
-"""Options that several policies have, and how impossible values are refused."""
+"""Options that several policies share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Scored(Ends):
             whole_number("pool", self.pool, 0)
             if self.pool and self.pool % 2 == 0:
                 raise ValueError(
-                    f"pool={self.pool} is not allowed: the window must be odd, to have a middle where it is centred; try {self.pool + 1}"
+                    f"pool={self.pool} is not allowed: the window must be odd, "
+                    f"to have a middle where it is centred; try {self.pool + 1}"
                 )
         check_name("pool_mode", self.pool_mode, POOLINGS, optional=True)
         if not isinstance(self.shared_heads, bool):

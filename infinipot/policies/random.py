@@ -1,4 +1,4 @@
-"""Chance alone, head by head: what every score must beat."""
+"""Random entries in each head: the lower bound for every score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Random(Scored):
     name = "random"
     summary = "entries drawn at random, the same at every reading of a text"
 
-    def score(self, seen: Observation) -> Tensor:
+    def score(self, layer: Observation) -> Tensor:
         # the place in the text is the seed
-        chance = torch.Generator().manual_seed(int(seen.index[..., -1].max()))
-        return torch.rand(seen.index.shape, generator=chance).to(seen.index.device)
+        chance = torch.Generator().manual_seed(int(layer.index[..., -1].max()))
+        return torch.rand(layer.index.shape, generator=chance).to(layer.index.device)

@@ -40,7 +40,7 @@ OUTSIDE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?", re.DOTALL)
 
 
 def path_of(policy: type[Policy]) -> str:
-    """Where a class stands, as `package.module:Class`."""
+    """The path of a class, as `package.module:Class`."""
     return f"{policy.__module__}:{policy.__qualname__}"
 
 
@@ -49,8 +49,8 @@ def builtin(policy: type[Policy]) -> bool:
 
 
 def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options under the names they have now; old ones warn."""
-    found: dict[str, Any] = {}
+    """Options under their new names. Old names warn."""
+    current: dict[str, Any] = {}
     for name, value in options.items():
         new = RENAMED.get(name, name)
         if new != name:
@@ -59,14 +59,14 @@ def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
                 DeprecationWarning,
                 stacklevel=4,
             )
-        if new in found or (new != name and new in options):
+        if new in current or (new != name and new in options):
             raise TypeError(f"{name} and {new} are the same option: give one of them")
-        found[new] = value
-    return found
+        current[new] = value
+    return current
 
 
 def with_options(policy: str | Policy, options: Mapping[str, Any]) -> Policy:
-    """A policy, by name or as it is, with some options changed; None is an option's default."""
+    """A policy, by name or as an object, with options replaced. None is an option's default."""
     if isinstance(policy, str):
         known("policy", policy, POLICIES)
         policy_class = POLICIES[policy]
@@ -75,29 +75,27 @@ def with_options(policy: str | Policy, options: Mapping[str, Any]) -> Policy:
                 raise UnknownOption(policy_class, name)
         return policy_class(**{name: value for name, value in options.items() if value is not None})
     if not isinstance(policy, Policy):
+        hint = ""
         if isinstance(policy, type) and issubclass(policy, Policy):
             hint = f"; give {policy.__name__}(), an object"
-        else:
-            hint = ""
         raise TypeError(
-            f"policy={policy!r} is not allowed: it must be a name, or an object of a subclass of Policy{hint}"
+            f"policy={policy!r} is not allowed: it must be a name, "
+            f"or an object of a subclass of Policy{hint}"
         )
     defaults = {field.name: field.default for field in dataclasses.fields(policy)}
     for name in options:
         if name not in defaults:
             raise UnknownOption(type(policy), name)
-    return dataclasses.replace(
-        policy,
-        **{name: defaults[name] if value is None else value for name, value in options.items()},
-    )
+    unset = {name: defaults[name] for name, value in options.items() if value is None}
+    return dataclasses.replace(policy, **{**options, **unset})
 
 
 def policy_of(text: str) -> Policy:
-    """A policy as the command line names it: its name, or `package.module:Class` or
-    `package.module:Class(alpha=0.3)`.
+    """A policy from its name, or from `package.module:Class` or `package.module:Class(alpha=0.3)`
+    with literal values.
 
-    The module is imported, so this is for what the user of this process says, never for files and
-    requests. Values are literals.
+    Imports the module: use it only for text from the user of this process, never for files and
+    requests.
     """
     if text in POLICIES or not OUTSIDE.fullmatch(text):
         return with_options(text, {})
@@ -111,12 +109,13 @@ def policy_of(text: str) -> Policy:
         raise ValueError(f"policy {text!r}: there is no {name} in {module}") from None
     if not (isinstance(policy, type) and issubclass(policy, Policy)):
         raise ValueError(f"policy {text!r}: {place} is not a subclass of infinipot.policies.Policy")
-    made: Policy = policy(**literals(f"({arguments}" if arguments else "()", text))
-    return made
+    if not arguments:
+        return policy()
+    return policy(**literals(f"({arguments}", text))
 
 
 def literals(arguments: str, text: str) -> dict[str, Any]:
-    """`(alpha=0.3, beta=(1, 2))` -> values by name. Nothing is evaluated but literals."""
+    """`(alpha=0.3, beta=(1, 2))` -> values by name. Evaluates only literals."""
     try:
         call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -127,9 +126,8 @@ def literals(arguments: str, text: str) -> dict[str, Any]:
 
 
 def documentation(policy: type[Policy]) -> dict[str, str]:
-    """What stands below each option in the source, in one line, by name. Empty where there is no
-    source."""
-    found: dict[str, str] = {}
+    """The docstring of each option in one line, by name. Empty without source code."""
+    texts: dict[str, str] = {}
     for parent in reversed(policy.__mro__):
         if not issubclass(parent, Policy):
             continue
@@ -138,15 +136,16 @@ def documentation(policy: type[Policy]) -> dict[str, str]:
         except (OSError, TypeError, SyntaxError):
             continue
         if isinstance(node, ast.ClassDef):
-            lines = node.body
-        else:
-            lines = []
-        for field, text in itertools.pairwise(lines):
-            fits = (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-            )
-            if fits:
-                found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
-    return {name: found.get(name, "") for name in policy.options()}
+            texts |= _docstrings(node)
+    return {name: texts.get(name, "") for name in policy.options()}
+
+
+def _docstrings(node: ast.ClassDef) -> dict[str, str]:
+    """The strings below the annotated fields of a class, by field."""
+    texts = {}
+    for field, text in itertools.pairwise(node.body):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(text, ast.Expr):
+            continue
+        if isinstance(text.value, ast.Constant):
+            texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return texts

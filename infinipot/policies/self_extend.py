@@ -1,5 +1,5 @@
-"""SelfExtend (arXiv 2401.01325): nothing leaves; distant positions are shared by groups of entries,
-so that they stay in the window."""
+"""SelfExtend (arXiv 2401.01325): all entries stay, and groups of distant entries share a position, so
+that positions stay in the trained range."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class SelfExtend(Policy):
     grouped = True
 
     group: int = 8
-    """How many distant entries share a position."""
+    """Number of distant entries that share a position."""
     neighbours: int = 1024
-    """How many newest entries have positions of their own."""
+    """Number of newest entries with positions of their own."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

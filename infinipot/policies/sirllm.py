@@ -1,5 +1,5 @@
-"""SirLLM (ACL 2024, long.143): the tokens of the highest cross-entropy, the same in all heads,
-behind the first four."""
+"""SirLLM (ACL 2024, long.143): the first four tokens, and those of the highest cross-entropy, the
+same in all heads."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ class SirLLM(Ends):
     def needs(self) -> frozenset[str]:
         return frozenset({"novelty"})
 
-    def score(self, seen: Observation) -> Tensor | None:
+    def score(self, layer: Observation) -> Tensor | None:
         return None

@@ -1,4 +1,4 @@
-"""Sliding-window attention (Longformer, arXiv 2004.05150): the newest entries alone."""
+"""Sliding-window attention (Longformer, arXiv 2004.05150): only the newest entries."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class SlidingWindow(Policy):
         super().__post_init__()
         whole_number("sinks", self.sinks, 0)
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.index.double()
+    def score(self, layer: Observation) -> Tensor:
+        return layer.index.double()

@@ -1,5 +1,5 @@
-"""SnapKV (arXiv 2404.14469): what the newest tokens attend to, smoothed along the text; they
-themselves stay."""
+"""SnapKV (arXiv 2404.14469): the newest tokens, and entries that they attend to, smoothed along the
+text."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class SnapKV(Attended):
-    """Inside the bounded loop the newest tokens are those read last before the pot was full; with
-    prefill="whole", those of the question."""
+    """The newest tokens are the last before the pot is full; with prefill="whole", the question."""
 
     name = "snapkv"
     summary = "what the newest 32 tokens attend to, with its neighbours (SnapKV)"
     paper = "arXiv 2404.14469"
 
     window: int = 32
-    """How many newest tokens' attention counts."""
+    """Number of newest tokens whose attention counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,7 +36,7 @@ class SnapKV(Attended):
     def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
         return 7, "max"
 
-    def score(self, seen: Observation) -> Tensor:
-        before = seen.given("newest").clone()
-        before[..., before.shape[-1] - seen.window :] = 0  # the window votes, and is not voted for
+    def score(self, layer: Observation) -> Tensor:
+        before = layer.require("newest").clone()
+        before[..., before.shape[-1] - layer.window :] = 0  # the window itself gets no score
         return before

@@ -1,5 +1,5 @@
-"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. With distil_to one less than
-the pot, one leaves per token."""
+"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. If distil_to is one less than
+pot_size, one entry leaves per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TOVA (arXiv 2401.06104): what the newest token attends to, its heads taken together."""
+"""TOVA (arXiv 2401.06104): entries that the newest token attends to, the mean over heads."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class Tova(Attended):
-    """With distil_to one less than the pot, one entry leaves per token, as published."""
+    """As published, one entry leaves per token: distil_to is one less than pot_size."""
 
     name = "tova"
     summary = "what the newest token attends to, all heads together (TOVA)"
     paper = "arXiv 2401.06104"
 
     window: int = 1
-    """How many newest tokens' attention counts."""
+    """Number of newest tokens whose attention counts."""
     shared_heads: bool = True
     """Whether all heads of a layer keep the same entries, by the mean of their scores."""
 
@@ -31,5 +31,5 @@ class Tova(Attended):
     def needs(self) -> frozenset[str]:
         return frozenset({"newest"})
 
-    def score(self, seen: Observation) -> Tensor:
-        return seen.given("newest")
+    def score(self, layer: Observation) -> Tensor:
+        return layer.require("newest")

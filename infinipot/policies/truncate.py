@@ -1,5 +1,4 @@
-"""Truncation as LongBench does it (arXiv 2308.14508): the two ends of the text are read, the middle
-is never seen."""
+"""Truncation as in LongBench (arXiv 2308.14508): only the start and the end of the text are read."""
 
 from __future__ import annotations
 

@@ -1,0 +1,107 @@
+"""What a forward pass over pots does in attention: entries go into the pot, and queries rotate by
+slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from infinipot.model.attention import Visible, Worker, attention, plain, visible
+from infinipot.model.self_extend import grouped_attention
+from infinipot.scoring.representativeness import Scoring
+
+QKV = tuple[Tensor, Tensor, Tensor]
+"""Rotated queries [B, H, T, D], rotated keys and values [B, K, N, D]."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """look: called for every bounded layer with its number, the new queries [B, H, T, D] and the keys
+    of all entries [B, K, P, D], both as attention uses them. alone: this many last rows do not see
+    the survivors in the bounded layers, only pinned entries, new entries and each other."""
+
+    look: Callable[[int, Tensor, Tensor, Scoring], None]
+    alone: int = 0
+
+
+class PotForward(Worker):
+    """A forward pass over one pot."""
+
+    def __init__(self, pot: Any, observer: Observer | None, scorings: dict[int, Scoring]) -> None:
+        self.pot = pot
+        self.observer = observer or Observer(lambda *look: None)
+        self.scorings = scorings
+        self.masks: dict[Visible, Tensor | None] = {}
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        options: dict[str, Any],
+    ) -> Tensor:
+        layer = self.pot.layers[module.layer_idx]
+        rotated = layer.rotate_queries(query)
+        return self.attend_rotated(module, query, (rotated, key, value), scaling, options)
+
+    def attend_rotated(
+        self, module: nn.Module, raw: Tensor, qkv: QKV, scaling: float, options: dict[str, Any]
+    ) -> Tensor:
+        """raw: the queries before rotation. Returns [B, T, H, D]."""
+        number: int = module.layer_idx  # type: ignore[assignment]
+        layer = self.pot.layers[number]
+        if layer.window is not None:
+            return self._attend(module, qkv, (0, 0), scaling, options)
+        query, key, value = qkv
+        scoring = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
+        self.scorings[number] = scoring
+        layer.note_attention(raw, query, key, scoring)
+        hidden = (0, 0)
+        if self.observer.alone:
+            hidden = (self.pot.pinned, layer.index.shape[-1])
+        self.observer.look(number, query, key, replace(scoring, hidden=hidden))
+        if self.pot.grouping is not None:
+            keys = layer.keys[:, :, : layer.length]
+            return grouped_attention(raw, keys, value, layer.rotation, self.pot.grouping, scoring)
+        alone = self.observer.alone
+        if not alone:
+            return self._attend(module, qkv, hidden, scaling, options)
+        parts = [(query[:, :, -alone:], (key, value), hidden)]
+        if query.shape[2] > alone:
+            others = [x[:, :, :-alone] for x in qkv]
+            parts.insert(0, (others[0], (others[1], others[2]), (0, 0)))
+        outputs = [
+            self._attend(module, (part, *entries), unseen, scaling, options)
+            for part, entries, unseen in parts
+        ]
+        return torch.cat(outputs, dim=1)
+
+    def _attend(
+        self,
+        module: nn.Module,
+        qkv: QKV,
+        hidden: tuple[int, int],
+        scaling: float,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Attention of the last T of N entries. hidden: entries [start, stop) that they do not see."""
+        query, key, _ = qkv
+        window = self.pot.layers[module.layer_idx].window
+        mask = Visible(
+            query.shape[-2],
+            key.shape[-2],
+            window,
+            hidden,
+            query.device,
+            query.dtype,
+            plain(options),
+        )
+        if mask not in self.masks:
+            self.masks[mask] = visible(mask)
+        return attention(module, qkv, scaling, self.masks[mask], options)

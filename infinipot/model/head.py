@@ -1,0 +1,50 @@
+"""Stand-ins that let a model's own forward compute logits from hidden states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+
+class HeadInput(MoeModelOutputWithPast):
+    """The output of a trunk. Every other field that a head reads is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return None
+
+
+class TrunkStandIn(nn.Module):
+    """Replaces the trunk: its forward returns the hidden states it was made with."""
+
+    def __init__(self, trunk: nn.Module, hidden: Tensor) -> None:
+        super().__init__()
+        self._trunk = (trunk,)  # in a tuple: not a submodule
+        self.hidden = hidden
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._trunk[0], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> MoeModelOutputWithPast:
+        return HeadInput(last_hidden_state=self.hidden)
+
+
+class OutputColumns(nn.Module):
+    """An output layer that computes the logits of a range of ids only."""
+
+    def __init__(self, output: nn.Linear, columns: slice) -> None:
+        super().__init__()
+        bias: Tensor | None = None
+        if output.bias is not None:
+            bias = output.bias[columns]
+        self._weight = (output.weight[columns], bias)  # in a tuple: not parameters
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden.to(self._weight[0].device), *self._weight).to(hidden.device)

@@ -1,0 +1,297 @@
+"""Sessions: read texts of any length into one pot, ask questions, chat."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from infinipot import pot_file
+from infinipot.cache.pot import Pot
+from infinipot.config import PotConfig, Sampling
+from infinipot.engine.decode import Answer, Generation, answer
+from infinipot.engine.plan import Plan
+from infinipot.engine.reader import Progress, Stats
+from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.engine.truncate import reader_for
+from infinipot.machine import out_of_memory
+from infinipot.model.runner import ModelRunner
+from infinipot.policies import Policy
+from infinipot.session.catalyst import answer_catalyst, new_catalyst
+from infinipot.session.file import restore_session, session_state
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.tokens import Pieces, Text, checked, parts
+
+Question = str | Iterable[int] | None
+
+
+def _runner_of(model: PreTrainedModel | ModelRunner) -> ModelRunner:
+    if isinstance(model, ModelRunner):
+        return model
+    return ModelRunner(model)
+
+
+def _listed(question: Question) -> str | list[int] | None:
+    """A question as a text or as a list of ids."""
+    if question is None or isinstance(question, str):
+        return question
+    if isinstance(question, Tensor):
+        question = question.flatten()
+    return [int(i) for i in question]
+
+
+def _note_answer(dialogue: Dialogue) -> None:
+    dialogue.in_text = False
+    dialogue.answered = True
+
+
+class Session:
+    """A text of any length in a pot of fixed size.
+
+    model: a decoder-only transformers model. tokenizer: None if only token ids are used. config:
+    sizes and policy. system: a system prompt, pinned. template: whether texts and questions are put
+    into the tokenizer's chat template. None: yes, unless the first text read is token ids.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | ModelRunner,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: PotConfig | None = None,
+        *,
+        system: str | None = None,
+        template: bool | None = None,
+    ) -> None:
+        self.host = _runner_of(model)
+        self.tokenizer = tokenizer
+        self.system = system
+        self.template = template
+        self._reader = reader_for(self.host, config or PotConfig())
+        self._dialogue: Dialogue | None = None
+
+    @property
+    def pot(self) -> Pot:
+        return self._reader.pot
+
+    @property
+    def plan(self) -> Plan | None:
+        """Sizes and smoothing of each layer. None while they depend on whether a question will be
+        known."""
+        return self._reader.fixed_plan
+
+    @property
+    def config(self) -> PotConfig:
+        """The options in force. None: an option that is not decided yet, or that differs between
+        layers (see `plan`)."""
+        return self._reader.plan.shown_in(self._reader.options, decided=self.plan is not None)
+
+    @property
+    def stats(self) -> Stats:
+        return self._reader.stats
+
+    @property
+    def logits(self) -> Tensor:
+        """Next-token logits [1, V] float32 after what the pot has read."""
+        if self.pot.hidden is None:
+            raise ValueError("nothing has been read: append a text first")
+        return self.host.head(self.pot.hidden)[:, -1].float()
+
+    def score_all(self) -> None:
+        """From now on compute the novelty of every token, even if the policy does not need it.
+        After each chunk `pot.novelty` ends with the chunk's values."""
+        self._reader.score_novelty = True
+        self.pot.read_by_chunk()
+
+    def append(
+        self, text: Text, question: Question = None, progress: Progress | None = None
+    ) -> None:
+        """Read a text, and distil whenever the pot is full.
+
+        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is read
+        piece by piece. question: the question to come (str or ids); it becomes the catalyst.
+        progress: called after every chunk. Raises ValueError, before anything is read, if the sizes
+        leave no room. After an interruption the chunks already read stay in the pot.
+        """
+        self._reader.check_idle()
+        lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
+        dialogue = self._dialogue or self._new_dialogue(raw)
+        catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
+        self._begin(dialogue)
+        for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
+            state = (dialogue.in_text, dialogue.answered)
+            before = self.stats.tokens_read
+            dialogue.in_text = True
+            dialogue.answered = False
+            try:
+                self._reader.read(ids, catalyst, progress, more)
+            except BaseException:
+                if self.stats.tokens_read == before:
+                    dialogue.in_text, dialogue.answered = state
+                raise
+
+    def _new_dialogue(self, raw: bool) -> Dialogue:
+        """raw: the first text is token ids."""
+        if self.template and self.tokenizer is None:
+            raise ValueError("template=True needs a tokenizer, which has the template: pass one")
+        templated = self.template
+        if templated is None:
+            templated = not raw and self.tokenizer is not None
+        if self.system is not None and not templated:
+            raise ValueError(
+                "system is given, but this session uses no chat template to put it in: "
+                "put it into the text instead"
+            )
+        return Dialogue(self.tokenizer, self.system, templated)
+
+    def _begin(self, dialogue: Dialogue) -> None:
+        """Read and pin the head of the chat template, once."""
+        if self._dialogue is None:
+            self._reader.check_room(None, len(dialogue.head()))
+            self._reader.pin(dialogue.head())
+            self._dialogue = dialogue
+
+    def ask(self, question: Question = None, **sampling: Any) -> str:
+        """Answer from the pot, and restore the pot. sampling: options of `Sampling`; greedy by
+        default."""
+        return "".join(self.stream(question, **sampling))
+
+    def chat(self, message: str, **sampling: Any) -> str:
+        """Answer a message. Message and answer become part of the pot. Unless config says otherwise,
+        distillations use the general catalyst."""
+        return "".join(self.stream(message, keep=True, aware=False, **sampling))
+
+    def stream(
+        self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any
+    ) -> Answer:
+        """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware: as in
+        `turn`."""
+        options = Sampling(**sampling)
+        if self.host.sharded and options.temperature and options.seed is None:
+            raise ValueError(
+                "give a seed: every process of a model that is shared out must pick the same tokens"
+            )
+        if self.tokenizer is None:
+            raise ValueError(
+                "the session has no tokenizer to turn an answer into text: pass one, or use stream_ids"
+            )
+        tokens = self.stream_ids(
+            question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware
+        )
+        return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
+
+    def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
+        """The answer's token ids, one by one, without the id that ends it. options: as in `turn`."""
+        prompt, generation = self._prepare(question, **options)
+        return answer(self._reader, prompt, expected_progress=self._reader.progress, **generation)
+
+    def turn(self, question: Question = None, **options: Any) -> Generation:
+        """An answer that has not begun, for `decode.together`. The session is busy until its end.
+
+        max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
+        question and answer become part of the pot. aware: distillations for the answer use the
+        question as the catalyst. stop_ids: ids that end the answer; None: all that the model, its
+        tokenizer and the template name.
+        """
+        prompt, generation = self._prepare(question, **options)
+        return Generation(self._reader, prompt, **generation)
+
+    def _prepare(
+        self,
+        question: Question,
+        *,
+        max_tokens: int,
+        pick: Callable[[Tensor], int],
+        keep: bool = False,
+        aware: bool = True,
+        stop_ids: set[int] | None = None,
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The ids that are read before an answer, and the fields of its `GenerationOptions`."""
+        self._reader.check_idle()
+        question = _listed(question)
+        if isinstance(question, list):
+            question = checked(question, self.host.vocabulary)
+        dialogue = self._dialogue or self._new_dialogue(raw=isinstance(question, list))
+        prompt = dialogue.question(question)
+        if not prompt and self.pot.hidden is None:
+            raise ValueError(
+                "nothing has been read and nothing is asked: append a text or pass a question"
+            )
+        entries = len(prompt) + max_tokens
+        if not self._dialogue:
+            entries += len(dialogue.head())
+        catalyst = None
+        if keep or self._reader.plan.whole or not self._reader.fits(entries):
+            catalyst = answer_catalyst(self._reader, dialogue, question, aware=aware, keep=keep)
+        self._begin(dialogue)
+        if stop_ids is None:
+            stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
+        return prompt, {
+            "max_tokens": max_tokens,
+            "pick": pick,
+            "stop_ids": stop_ids,
+            "keep": keep,
+            "catalyst": catalyst,
+            "settled": functools.partial(_note_answer, dialogue),
+        }
+
+    def fork(self) -> Session:
+        """An independent session with a copy of the pot. Model and tokenizer are shared."""
+        twin = copy.copy(self)
+        twin._reader = self._reader.copy()
+        twin._dialogue = copy.copy(self._dialogue)
+        return twin
+
+    def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
+        """Write the pot to a file, whole or not at all. origin: the identity of this model and
+        tokenizer, if known. Raises PotFileError."""
+        self._reader.check_idle()
+        if self._dialogue is None or self.pot.hidden is None:
+            raise pot_file.PotFileError(
+                "nothing has been read, so there is no pot to save: append a text first"
+            )
+        origin = origin or pot_file.origin(self.host.model, self.tokenizer)
+        tensors, header = session_state(self._reader, self._dialogue, self.system, origin)
+        pot_file.write(path, tensors, header)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        model: PreTrainedModel | ModelRunner,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        chunk_tokens: int | None = None,
+        origin: pot_file.Origin | None = None,
+        policy: Policy | type[Policy] | None = None,
+    ) -> Session:
+        """A session from a saved pot, with the options that filled it.
+
+        chunk_tokens: replaces the saved value; results do not depend on it. policy: for a pot of a
+        policy from another package, that policy or its class, because a file never imports code.
+        Raises PotFileError for files that are damaged, foreign or newer.
+        """
+        host = _runner_of(model)
+        tensors, header = pot_file.read(path)
+        try:
+            pot_file.check_origin(path, header, origin or pot_file.origin(host.model, tokenizer))
+            config = pot_file.config_of(path, header, policy)
+            config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
+            system = header["system"]
+            templated = header["templated"]
+            session = cls(host, tokenizer, config, system=system, template=templated)
+            session._dialogue = Dialogue(tokenizer, system, templated)
+            restore_session(session._reader, session._dialogue, tensors, header)
+        except pot_file.PotFileError:
+            raise
+        except Exception as problem:  # a file may contain anything
+            if out_of_memory(problem):
+                raise
+            raise pot_file.PotFileError(
+                f"{path} is damaged, or was written by another program: {problem!r}"
+            ) from problem
+        return session

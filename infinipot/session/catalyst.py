@@ -1,0 +1,81 @@
+"""The token ids of the catalyst: the prompt that is read at a distillation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from infinipot.catalysts import ANSWER_PREFIXES, PRESETS
+from infinipot.engine.reader import Reader
+from infinipot.scoring.representativeness import contrasted
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.tokens import checked
+
+
+def new_catalyst(
+    reader: Reader, dialogue: Dialogue, question: str | list[int] | None, *, settles: bool
+) -> Tensor | None:
+    """Ids [1, |P|] of the catalyst, [2, |P|] with a contrast; None if the policy needs none.
+
+    settles: fix the defaults that depend on the question now, unless the pot was distilled before.
+    Raises ValueError if the catalyst leaves no room.
+    """
+    kind = catalyst_kind(reader, question)
+    if kind is None:
+        return None
+    if settles:
+        reader.settle(kind)
+    catalyst = catalyst_ids(reader, dialogue, kind, question)
+    reader.check_room(catalyst, reader.pot.pinned or len(dialogue.head()))
+    return catalyst
+
+
+def answer_catalyst(
+    reader: Reader, dialogue: Dialogue, question: str | list[int] | None, *, aware: bool, keep: bool
+) -> Tensor | None:
+    """The catalyst for an answer: the question, or without one the latest catalyst.
+
+    aware: the question may be the catalyst. keep: question and answer become part of the pot.
+    """
+    if not aware and reader.policy.catalyst != "question":
+        question = None
+    if not question and reader.last_catalyst is not None:
+        return reader.last_catalyst
+    return new_catalyst(reader, dialogue, question, settles=keep or reader.plan.whole)
+
+
+def catalyst_kind(reader: Reader, question: str | list[int] | None) -> str | None:
+    """A kind from `catalysts.KINDS`, or the text of a prompt. None if the policy needs no catalyst.
+    Raises ValueError for `question` without a question."""
+    if "catalyst" not in reader.plan.needs:
+        return None
+    kind: str = reader.policy.catalyst or "question"
+    if question is None:
+        if reader.policy.catalyst is None:
+            return "general"
+        if kind == "question":
+            raise ValueError(
+                "catalyst='question' needs the question while reading: append(text, question=...); "
+                "or use catalyst='general'"
+            )
+    return kind
+
+
+def catalyst_ids(
+    reader: Reader, dialogue: Dialogue, kind: str, question: str | list[int] | None
+) -> Tensor:
+    """Ids [1, |P|] of a catalyst of this kind, with its answer prefix; [2, |P|] with a contrast."""
+    if kind == "plain":
+        return reader.pot.newest
+    prompt: str | list[int] = PRESETS.get(kind, kind)
+    if kind == "question" and question is not None:
+        prompt = question
+    if not isinstance(prompt, str):
+        prompt = checked(prompt, reader.host.vocabulary)
+    prefix = reader.policy.answer_prefix
+    if prefix is None:
+        prefix = ANSWER_PREFIXES.get(kind, "")
+    catalyst = reader.tensor(dialogue.catalyst(prompt) + dialogue.ids(prefix))
+    contrast = reader.policy.contrast
+    if contrast is None:
+        return catalyst
+    return contrasted(catalyst, reader.tensor(dialogue.catalyst(PRESETS.get(contrast, contrast))))

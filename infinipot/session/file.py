@@ -1,0 +1,60 @@
+"""What a pot file stores of a session, and how a session is restored from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infinipot import pot_file
+from infinipot.engine.reader import Reader
+from infinipot.text.chat_template import Dialogue
+
+
+def session_state(
+    reader: Reader, dialogue: Dialogue, system: str | None, origin: pot_file.Origin
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a session's pot file."""
+    tensors, numbers = reader.pot.state()
+    ids, skipped = reader.waiting()
+    tensors["tail"] = torch.tensor(ids, dtype=torch.long)
+    catalyst = reader.last_catalyst
+    catalyst_is_newest = catalyst is reader.pot.newest
+    if catalyst is not None and not catalyst_is_newest:
+        tensors["catalyst"] = catalyst
+    plan = reader.fixed_plan
+    header = {
+        "model": origin.model,
+        "tokenizer_sha256": origin.tokenizer_sha256,
+        "config": pot_file.saved_options(reader.options),
+        "catalyst": reader.plan.catalyst,
+        "plan": plan and plan.saved(),
+        "system": system,
+        "templated": dialogue.templated,
+        "in_text": dialogue.in_text,
+        "answered": dialogue.answered,
+        "usual_is_newest": catalyst_is_newest,
+        "skipped": skipped,
+        "entries": reader.pot.length,
+        "pot": numbers,
+    }
+    return tensors, header
+
+
+def restore_session(
+    reader: Reader, dialogue: Dialogue, tensors: dict[str, Tensor], header: dict[str, Any]
+) -> None:
+    """Restore `session_state` into a new reader and dialogue. Raises ValueError, KeyError or others
+    for a damaged state."""
+    dialogue.in_text = header["in_text"]
+    dialogue.answered = header["answered"]
+    reader.restore_plan(header.get("catalyst"), header.get("plan"))
+    reader.restore_waiting(tensors["tail"].tolist(), header["skipped"])
+    tensors = reader.host.placed({name: x for name, x in tensors.items() if name != "tail"})
+    catalyst = tensors.pop("catalyst", None)
+    reader.pot.restore(tensors, header["pot"])
+    reader.last_catalyst = catalyst
+    if header["usual_is_newest"]:
+        reader.last_catalyst = reader.pot.newest
+    reader.pot.check()
