@@ -15,8 +15,8 @@ from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import BadUse, say
 
 if TYPE_CHECKING:
-    from infinipot.server.engine import Settings
     from infinipot.server.ray.deploy import Cluster
+    from infinipot.server.settings import Settings
 
 MAX_TOKENS = 1024
 """Most tokens of an answer whose request names no number."""
@@ -74,7 +74,7 @@ def greet(place: socket.socket, model: str, flags: Flags) -> None:
 def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     from infinipot.checks import within
     from infinipot.config import Sampling
-    from infinipot.server.engine import Settings
+    from infinipot.server.settings import Settings
 
     within("max-sessions", flags.max_sessions, 2)
     within("queue", flags.queue, 1)
@@ -141,18 +141,18 @@ def starter(
 ) -> Callable[[socket.socket], None]:
     """What serves at a bound socket: one process, or replicas on a cluster."""
     from infinipot.server.process import serve
-    from infinipot.server.service import Serving
+    from infinipot.server.service import Service
 
     bounds = limits(flags)
     if flags.ray is None:
-        service = Serving(model, loader(options, model), settings, **bounds)
+        service = Service(model, loader(options, model), settings, **bounds)
         return functools.partial(serve, service)
     where = cluster(options, flags)
     if Path(model).exists():  # processes of a cluster start in other folders
         model = str(Path(model).resolve())
     if settings.pot_dir is not None:
         settings = dataclasses.replace(settings, pot_dir=settings.pot_dir.resolve())
-    make = functools.partial(Serving, model, loader(options, model), settings, **bounds)
+    make = functools.partial(Service, model, loader(options, model), settings, **bounds)
 
     def ready() -> None:
         if not options.quiet:
