@@ -10,7 +10,7 @@ import pytest
 from live import live
 
 from infinipot import PotConfig
-from infinipot.server.slices import LEAST_TOKENS, MAX_LEAD_S, SHARED_TOKENS, SliceTimer
+from infinipot.server.slices import LEAST_TOKENS, MAX_LEAD_S, SliceTimer
 
 CHUNK = 512
 
@@ -69,7 +69,7 @@ def test_the_shortest_reading_comes_first_unless_another_has_waited() -> None:
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "alone", "shared"),
-    [(10_000, CHUNK, SHARED_TOKENS), (500, 384, 96), (10, LEAST_TOKENS, LEAST_TOKENS)],
+    [(10_000, CHUNK, CHUNK), (500, 384, 96), (10, LEAST_TOKENS, LEAST_TOKENS)],
 )
 def test_slices_are_sized_by_speed(tokens_per_s: float, alone: int, shared: int) -> None:
     timer = timer_of(tokens_per_s)
