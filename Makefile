@@ -36,6 +36,7 @@ check: lint types test
 
 docs: $(VENV)/ready
 	$(BIN)/python docs/make_cli.py
+	$(BIN)/python docs/make_options.py
 
 # wheel and sdist, and the wheel tried in an environment of its own
 dist: $(VENV)/ready

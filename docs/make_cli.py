@@ -2,14 +2,16 @@
 
     python docs/make_cli.py [--check]
 
---check writes nothing and fails if the file is not what the help says.
+--check writes nothing and fails if the file differs from the help.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command
 
@@ -19,27 +21,54 @@ TARGET = Path(__file__).parent / "cli.md"
 HEAD = "# Command line\n\nMade from the help by `python docs/make_cli.py`.\n"
 
 
-def helped() -> str:
+def document() -> str:
     """All commands and their options, as Markdown."""
     group = get_command(app)
     context = group.make_context("infinipot", [], resilient_parsing=True)
-    parts = [HEAD, f"{group.help}\n", re.sub(r"\s+", " ", EPILOG) + "\n"]
-    for name in group.list_commands(context):  # type: ignore[attr-defined]
-        command = group.get_command(context, name)  # type: ignore[attr-defined]
+    parts = [HEAD, f"{one_line(group.help)}\n", f"{one_line(EPILOG)}\n"]
+    return "\n".join([*parts, *sections(group, context, "infinipot")])
+
+
+def sections(group: Any, context: Any, path: str) -> Iterator[str]:
+    """A section for each command of a group. A group inside it is followed by its commands."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         inner = command.make_context(name, [], parent=context, resilient_parsing=True)
-        given = [parameter for parameter in command.get_params(inner) if parameter.name != "help"]
-        arguments = [str(parameter.metavar) for parameter in given if parameter.param_type_name == "argument"]
-        parts.append(f"## infinipot {name}\n\n{command.help}\n\n```\ninfinipot {' '.join([name, *arguments])} [OPTIONS]\n```\n")
-        options = [parameter for parameter in given if parameter.param_type_name == "option"]
-        rows = [record for parameter in options if (record := parameter.get_help_record(inner))]
-        cells = [(f"`{flags}`".replace("|", "\\|"), re.sub(r"\s+", " ", text).replace("|", "\\|")) for flags, text in rows]
-        parts.append("| option | |\n|---|---|\n" + "".join(f"| {flags} | {text} |\n" for flags, text in cells))
-    return "\n".join(parts)
+        if hasattr(command, "list_commands"):
+            yield f"## {path} {name}\n\n{command.help}\n"
+            yield from sections(command, inner, f"{path} {name}")
+        else:
+            yield section(command, inner, f"{path} {name}")
+
+
+def section(command: Any, context: Any, path: str) -> str:
+    parameters = [one for one in command.get_params(context) if one.name != "help"]
+    arguments = [str(one.metavar) for one in parameters if one.param_type_name == "argument"]
+    usage = " ".join([path, *arguments])
+    lines = [f"## {path}", "", one_line(command.help), "", "```", f"{usage} [OPTIONS]", "```", ""]
+    lines += ["| option | |", "|---|---|"]
+    for parameter in parameters:
+        row = parameter.get_help_record(context)
+        if parameter.param_type_name == "option" and row:
+            flags, text = (one_line(cell).replace("|", "\\|") for cell in row)
+            lines.append(f"| `{flags}` | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
+
+
+def main() -> int:
+    text = document()
+    if "--check" not in sys.argv:
+        TARGET.write_text(text, "utf-8")
+        return 0
+    if TARGET.exists() and TARGET.read_text("utf-8") == text:
+        return 0
+    print("docs/cli.md differs from the help: run python docs/make_cli.py", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
-        same = TARGET.exists() and TARGET.read_text("utf-8") == helped()
-        print("docs/cli.md is up to date" if same else "docs/cli.md differs from the help: run python docs/make_cli.py", file=sys.stderr)
-        sys.exit(not same)
-    TARGET.write_text(helped(), "utf-8")
+    sys.exit(main())

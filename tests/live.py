@@ -15,32 +15,52 @@ from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Sampling
 from infinipot.server.app import create_app
-from infinipot.server.engine import Settings
 from infinipot.server.process import Server, bound
-from infinipot.server.service import Serving
+from infinipot.server.service import Service
+from infinipot.server.settings import Settings
 
 CONFIG = PotConfig(pot_size=256, distill_to=128, chunk_tokens=64)
+TIMEOUT_S = 180
+"""Tests run on busy machines, too."""
 
 
 class Live:
     """What tests need of a running server."""
 
-    def __init__(self, serving: Serving, port: int) -> None:
-        self.serving, self.url = serving, f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=60)
-        self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key=serving.api_key or "none", max_retries=0, timeout=60)
+    def __init__(self, service: Service, port: int) -> None:
+        self.service, self.url = service, f"http://127.0.0.1:{port}"
+        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+        self.openai = openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key=service.access.api_key or "none",
+            max_retries=0,
+            timeout=TIMEOUT_S,
+        )
 
     def chat(self, *said: str, **options: Any) -> Any:
         """The reply to a conversation: user, assistant, user ..."""
-        messages = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said)]
-        extra = {name: options.pop(name) for name in ("pot", "session", "cache_salt", "pot_size", "policy", "novelty") if name in options}
-        return self.openai.chat.completions.create(model="tiny", messages=messages, extra_body=extra, **{"max_tokens": 12, **options})
+        messages = [
+            {"role": ("user", "assistant")[number % 2], "content": text}
+            for number, text in enumerate(said)
+        ]
+        extra = {
+            name: options.pop(name)
+            for name in ("pot", "session", "cache_salt", "pot_size", "policy", "novelty")
+            if name in options
+        }
+        return self.openai.chat.completions.create(
+            model="tiny", messages=messages, extra_body=extra, **{"max_tokens": 12, **options}
+        )
 
     def gauge(self, name: str) -> float:
-        line = next(line for line in self.http.get("/metrics").text.splitlines() if line.startswith(name + " "))
+        line = next(
+            line
+            for line in self.http.get("/metrics").text.splitlines()
+            if line.startswith(name + " ")
+        )
         return float(line.split()[1])
 
-    def wait(self, name: str, value: float, timeout_s: float = 20) -> None:
+    def wait(self, name: str, value: float, timeout_s: float = 60) -> None:
         """Until a gauge has a value."""
         until = time.monotonic() + timeout_s
         while self.gauge(name) != value:
@@ -58,13 +78,15 @@ def tiny() -> tuple[Any, Any]:
 @contextmanager
 def live(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Live]:
     settings = {"config": CONFIG, "sampling": Sampling(max_tokens=40), **(settings or {})}
-    serving = Serving("tiny", options.pop("load", tiny), Settings(**settings), **options)
+    service = Service("tiny", options.pop("load", tiny), Settings(**settings), **options)
     place = bound("127.0.0.1", 0)
-    server = Server(serving)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[place])), daemon=True)
+    server = Server(service)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[place])), daemon=True
+    )
     thread.start()
-    here = Live(serving, place.getsockname()[1])
-    until = time.monotonic() + 30
+    here = Live(service, place.getsockname()[1])
+    until = time.monotonic() + 120
     while not (server.started and here.http.get("/health").status_code == 200):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -72,7 +94,7 @@ def live(settings: dict[str, Any] | None = None, **options: Any) -> Iterator[Liv
         yield here
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -83,4 +105,4 @@ def free_port() -> int:
 
 def document() -> dict[str, Any]:
     """The server's OpenAPI document, without a server."""
-    return create_app(Serving("tiny", tiny, Settings())).openapi()
+    return create_app(Service("tiny", tiny, Settings())).openapi()

@@ -16,7 +16,7 @@ cache policies
 model
 config
 engine
-session session_catalyst session_file custom_generate pot_file pot_file_header pot_file_options
+session custom_generate pot_file
 server eval bench
 cli
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,22 @@ def test_generate() -> None:
     model, ids = make_tiny("qwen2").cuda(), torch.tensor([random_ids(100)], device="cuda")
     options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
     assert torch.equal(model.generate(ids, **options), model.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=256), **options))
+
+
+def test_threads_read_and_answer_with_recordings() -> None:
+    """Cycles and steps of several threads are recorded and replayed one after the other, in memory that they share."""
+    runner = ModelRunner(make_tiny("llama", vocab=20_000).to("cuda", torch.bfloat16))
+
+    def work(seed: int) -> tuple[list[int], list]:
+        session = Session(runner, None, PotConfig(pot_size=64, distill_to=24, chunk_tokens=16))
+        session.append(random_ids(600, seed=seed), question=CATALYST)
+        options = {"max_tokens": 40, "pick": greedy, "stop_ids": set(), "keep": True}
+        return list(session.stream_ids(random_ids(5, seed=seed), **options)), kept(session)
+
+    expected = [work(seed) for seed in range(4)]
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(work, range(4))) == expected
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

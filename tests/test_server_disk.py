@@ -21,8 +21,9 @@ from live import CONFIG, Live, live, tiny
 from safetensors.torch import load_file, save_file
 
 from infinipot import Session, pot_file
-from infinipot.server import scheduler
-from infinipot.server.service import Serving
+from infinipot.server import pot_files
+from infinipot.server.service import Service
+from infinipot.server.stored_pot import PotLoader
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 OTHER = "Something else entirely was written here, about a ship and its cook. " * 8
@@ -35,7 +36,12 @@ def fill(here: Live, name: str, text: str = LONG, **more: Any) -> dict[str, Any]
 
 
 def ask(here: Live, pot: str) -> tuple[int, str | None]:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Who?"}], "max_tokens": 3, "pot": pot}
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Who?"}],
+        "max_tokens": 3,
+        "pot": pot,
+    }
     reply = here.http.post("/v1/chat/completions", json=body)
     return reply.status_code, reply.json().get("error", {}).get("code")
 
@@ -47,7 +53,9 @@ def saved(path: Path, text: str = LONG) -> Path:
     return path
 
 
-def rewritten(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:
+def rewritten(
+    path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
+) -> None:
     """Change a file as somebody does who knows how its hash is made."""
     tensors, header = load_file(path), pot_file.describe(path)
     change(tensors, header)
@@ -55,7 +63,12 @@ def rewritten(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, A
     save_file(tensors, path, metadata={pot_file.FORMAT: json.dumps(header)})
 
 
-TOLD = ((409, "pot_unusable"), (409, "pot_damaged"), (500, "internal_error"), (503, "out_of_memory"))
+TOLD = (
+    (409, "pot_unusable"),
+    (409, "pot_damaged"),
+    (500, "internal_error"),
+    (503, "out_of_memory"),
+)
 """What may be said of a bad file; the last of one that names a pot of 10^12 entries."""
 
 
@@ -86,15 +99,25 @@ def bad_headers() -> Iterator[tuple[str, Callable[[dict[str, Any], dict[str, Any
         ("pot.positions", 3),
         ("pot.peaks", ...),
     ):
-        yield f"{place}={value!r}"[:40], lambda tensors, header, place=place, value=value: put(header, place, value)
+        yield (
+            f"{place}={value!r}"[:40],
+            lambda tensors, header, place=place, value=value: put(header, place, value),
+        )
     for name in ("hidden", "newest", "tail", "layers.0.keys", "layers.1.index", "novelty"):
         yield f"no {name}", lambda tensors, header, name=name: tensors.pop(name)
         if name == "tail":
             continue  # a shorter one is one, too
-        yield f"flat {name}", lambda tensors, header, name=name: tensors.update({name: tensors[name].flatten()[:1].clone()})
+        yield (
+            f"flat {name}",
+            lambda tensors, header, name=name: tensors.update(
+                {name: tensors[name].flatten()[:1].clone()}
+            ),
+        )
 
 
-def test_any_bad_file_ends_only_the_request_that_wants_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_bad_file_ends_only_the_request_that_wants_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     changes = dict(bad_headers())
     good = saved(tmp_path / "good.pot.safetensors").read_bytes()
     for number, change in enumerate(changes.values()):
@@ -102,7 +125,11 @@ def test_any_bad_file_ends_only_the_request_that_wants_it(tmp_path: Path, caplog
         path.write_bytes(good)
         rewritten(path, change)
     (tmp_path / "deep.pot.safetensors").write_bytes(good)
-    save_file(load_file(tmp_path / "good.pot.safetensors"), tmp_path / "deep.pot.safetensors", metadata={pot_file.FORMAT: "[" * 99_999})
+    save_file(
+        load_file(tmp_path / "good.pot.safetensors"),
+        tmp_path / "deep.pot.safetensors",
+        metadata={pot_file.FORMAT: "[" * 99_999},
+    )
     with live({"max_sessions": 3, "pot_dir": tmp_path}) as here:
         here.http.timeout = 20
         for number, what in enumerate([*changes, "deep"]):
@@ -110,15 +137,19 @@ def test_any_bad_file_ends_only_the_request_that_wants_it(tmp_path: Path, caplog
             caplog.clear()
             status, code = ask(here, name)
             assert (status, code) in TOLD, (what, status, code)
-            assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1, what
+            assert (
+                len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+            ), what
             assert here.http.post(f"/v1/pots/{name}/restore").status_code in (200, 409, 503)
             assert here.http.get("/v1/pots").status_code == 200
             here.http.delete(f"/v1/pots/{name}")
         assert ask(here, "good") == (200, None)
-        assert here.serving.failure is None
+        assert here.service.failure is None
 
 
-def test_any_error_while_a_pot_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_error_while_a_pot_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     saved(tmp_path / "book.pot.safetensors")
     with live({"max_sessions": 3, "pot_dir": tmp_path}) as here:
         for problem, expected in (
@@ -130,9 +161,15 @@ def test_any_error_while_a_pot_is_fetched(tmp_path: Path, monkeypatch: pytest.Mo
         ):
             caplog.clear()
             with monkeypatch.context() as patch:
-                patch.setattr(scheduler, "opened", lambda *args, problem=problem: (_ for _ in ()).throw(problem))
+                patch.setattr(
+                    PotLoader,
+                    "load",
+                    lambda *args, problem=problem: (_ for _ in ()).throw(problem),
+                )
                 assert ask(here, "book") == expected
-            assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+            assert (
+                len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
+            )
             assert here.chat("Hello").choices
         assert ask(here, "book") == (200, None)
 
@@ -140,7 +177,9 @@ def test_any_error_while_a_pot_is_fetched(tmp_path: Path, monkeypatch: pytest.Mo
 # ---------------------------------------------------------------- replacing and deleting
 
 
-def test_replacing_keeps_the_file_until_the_new_one_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacing_keeps_the_file_until_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "book.pot.safetensors"
     there: list[bool] = []
     put = pot_file.put
@@ -158,7 +197,9 @@ def test_replacing_keeps_the_file_until_the_new_one_is_there(tmp_path: Path, mon
         before = pot_file.describe(path)["content_sha256"]
         with monkeypatch.context() as patch:
             patch.setattr(pot_file, "put", full)
-            reply = here.http.post("/v1/pots", json={"name": "book", "text": OTHER, "replace": True})
+            reply = here.http.post(
+                "/v1/pots", json={"name": "book", "text": OTHER, "replace": True}
+            )
             assert (reply.status_code, reply.json()["error"]["code"]) == (503, "disk_full")
             assert "is in memory" in reply.json()["error"]["message"]
             assert pot_file.describe(path)["content_sha256"] == before
@@ -172,8 +213,10 @@ def test_replacing_keeps_the_file_until_the_new_one_is_there(tmp_path: Path, mon
         fill(here, "book", OTHER, replace=True, expendable=True)
         assert here.http.get("/v1/pots/book").json()["state"] == "ready"
         here.http.post("/v1/pots/none/save")
-        here.serving.engine.disk.now(lambda: None)
-        assert not path.exists()  # what is expendable has no file, and must not come back as another
+        here.service.engine.disk.now(lambda: None)
+        assert (
+            not path.exists()
+        )  # what is expendable has no file, and must not come back as another
 
 
 class Slow:
@@ -219,13 +262,17 @@ def test_deletion_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: 
                 "save": lambda: here.http.post("/v1/pots/book/save"),
                 "restore": lambda: here.http.post("/v1/pots/book/restore"),
                 "question": lambda: ask(here, "book"),
-                "replace": lambda: here.http.post("/v1/pots", json={"name": "book", "text": OTHER, "replace": True}),
+                "replace": lambda: here.http.post(
+                    "/v1/pots", json={"name": "book", "text": OTHER, "replace": True}
+                ),
                 "eviction": lambda: [here.chat(f"I am {name}") for name in ("Anna", "Ben", "Carl")],
             }
-            others = [pool.submit(acts[beside]) for _ in range(3 if beside in ("save", "restore") else 1)]
+            others = [
+                pool.submit(acts[beside]) for _ in range(3 if beside in ("save", "restore") else 1)
+            ]
             assert slow.begun.wait(20)
             deleting = pool.submit(here.http.delete, "/v1/pots/book")
-            while not (here.serving.engine.seats.shelf.doomed or deleting.done()):
+            while not (here.service.engine.store.deletions or deleting.done()):
                 time.sleep(0.01)
             gone = here.http.get("/v1/pots/book").status_code
             slow.go.set()
@@ -252,9 +299,16 @@ def full_disk(patch: pytest.MonkeyPatch, number: int = errno.ENOSPC) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(errno.ENOSPC, "disk_full"), (errno.EDQUOT, "disk_full"), (errno.EIO, "disk_failed"), (errno.EMFILE, "disk_failed")],
+    [
+        (errno.ENOSPC, "disk_full"),
+        (errno.EDQUOT, "disk_full"),
+        (errno.EIO, "disk_failed"),
+        (errno.EMFILE, "disk_failed"),
+    ],
 )
-def test_what_the_disk_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: str) -> None:
+def test_what_the_disk_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: str
+) -> None:
     with live({"pot_dir": tmp_path}) as here:
         fill(here, "book")
         with monkeypatch.context() as patch:
@@ -267,13 +321,16 @@ def test_what_the_disk_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num
 
 
 def test_a_disk_that_was_full_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "RETRY_S", 0.5)
+    monkeypatch.setattr(pot_files, "RETRY_S", 0.5)
     with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:
         with monkeypatch.context() as patch:
             full_disk(patch)
             fill(here, "one")
             fill(here, "two")
-            refused = here.http.post("/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": "x"}]})
+            refused = here.http.post(
+                "/v1/chat/completions",
+                json={"model": "tiny", "messages": [{"role": "user", "content": "x"}]},
+            )
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "disk_full")
         time.sleep(0.6)
         for name in ("Anna", "Ben", "Carl"):
@@ -299,13 +356,15 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.pot"]
 
 
-def test_stopping_while_pots_are_brought_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_while_pots_are_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ends, whatever the disk is doing, and what is in memory is written."""
     with live({"pot_dir": tmp_path}) as here:
         fill(here, "book")
         here.http.post("/v1/pots/book/save")
         fill(here, "fresh", OTHER)
-        engine = here.serving.engine
+        engine = here.service.engine
         with slow_disk(monkeypatch) as slow, ThreadPoolExecutor() as pool:
             asked = [pool.submit(here.http.post, "/v1/pots/book/restore") for _ in range(4)]
             assert slow.begun.wait(20)
@@ -316,7 +375,9 @@ def test_stopping_while_pots_are_brought_back(tmp_path: Path, monkeypatch: pytes
             stopping.result(20)
             replies = [one.result(20) for one in asked]
         assert {reply.status_code for reply in replies} <= {200, 503}
-        assert engine.call(lambda: None).exception(5) is not None  # nobody waits for what will not be done
+        assert (
+            engine.call(lambda: None).exception(5) is not None
+        )  # nobody waits for what will not be done
         assert (tmp_path / "fresh.pot.safetensors").exists()
 
 
@@ -338,12 +399,18 @@ def cached(here: Live, *said: str, **options: Any) -> int:
     return int(here.chat(*said, **options).usage.prompt_tokens_details.cached_tokens)
 
 
-def test_healthy_conversations_outlast_what_cannot_use_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_healthy_conversations_outlast_what_cannot_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = talk(tmp_path)
     before = conversations(tmp_path)
     with live({"pot_dir": tmp_path}) as here:
         with monkeypatch.context() as patch:
-            patch.setattr(pot_file, "_content", lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
+            patch.setattr(
+                pot_file,
+                "_content",
+                lambda path: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")),
+            )
             assert cached(here, *said, max_tokens=1) == 0
         assert here.gauge("infinipot_disk_failures_total") == 1
         assert cached(here, *said, max_tokens=1) > 300
@@ -395,8 +462,17 @@ def test_only_files_are_pots(tmp_path: Path) -> None:
 
 def test_what_a_kill_leaves_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / "conversations").mkdir()
-    left = [tmp_path / ".tmpAb3dE9", tmp_path / "conversations" / ".tmpZZZZZZ", tmp_path / ".a.1.b.part"]
-    other = [tmp_path / ".tmp", tmp_path / ".tmpfolders", tmp_path / "notes.part", tmp_path / ".tmp-1234"]
+    left = [
+        tmp_path / ".tmpAb3dE9",
+        tmp_path / "conversations" / ".tmpZZZZZZ",
+        tmp_path / ".a.1.b.part",
+    ]
+    other = [
+        tmp_path / ".tmp",
+        tmp_path / ".tmpfolders",
+        tmp_path / "notes.part",
+        tmp_path / ".tmp-1234",
+    ]
     for path in (*left, *other):
         path.write_bytes(b"half")
     with live({"pot_dir": tmp_path}):
@@ -407,13 +483,16 @@ def test_what_a_kill_leaves_is_cleared_away(tmp_path: Path) -> None:
 def test_one_server_a_folder(tmp_path: Path) -> None:
     with live({"pot_dir": tmp_path}) as here:
         for shared in (False, True):
-            settings = {**vars(here.serving.settings), "shared": shared}
-            other = Serving("tiny", tiny, type(here.serving.settings)(**settings))
+            settings = {**vars(here.service.settings), "shared": shared}
+            other = Service("tiny", tiny, type(here.service.settings)(**settings))
             other.start()
             assert isinstance(other.failure, ValueError)
             assert f"another server uses the folder {tmp_path}" in str(other.failure)
             other.stop()
-    with live({"pot_dir": tmp_path, "shared": True}) as here, live({"pot_dir": tmp_path, "shared": True}):
+    with (
+        live({"pot_dir": tmp_path, "shared": True}) as here,
+        live({"pot_dir": tmp_path, "shared": True}),
+    ):
         assert here.chat("Hello").choices
 
 
@@ -425,7 +504,12 @@ def test_a_salt_keeps_conversations_apart(tmp_path: Path) -> None:
         said = [f"I am Anna. {LONG[:300]}"]
         said.append(here.chat(*said, cache_salt="s3cret", session="a").choices[0].message.content)
         more = (*said, "Who am I?")
-        for other in ({}, {"cache_salt": "guess"}, {"session": "a"}, {"cache_salt": "guess", "session": "a"}):
+        for other in (
+            {},
+            {"cache_salt": "guess"},
+            {"session": "a"},
+            {"cache_salt": "guess", "session": "a"},
+        ):
             assert cached(here, *more, **other) == 0
         assert cached(here, *more, cache_salt="s3cret", session="a") > 300
         asked = {"name": "stolen", "session": "b", "cache_salt": "guess"}

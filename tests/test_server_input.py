@@ -41,23 +41,37 @@ SCHEMA = schemathesis.openapi.from_dict(document())
 
 
 @SCHEMA.parametrize()
-@settings(max_examples=6, deadline=None, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=6,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
 def test_requests_from_the_document(server: Live, case: schemathesis.Case) -> None:
     """What the OpenAPI document describes, right and wrong; the long run is benchmarks/server_input.py."""
     reply = case.call(base_url=server.url)
-    case.validate_response(reply, checks=[not_a_server_error, status_code_conformance, content_type_conformance])
+    case.validate_response(
+        reply, checks=[not_a_server_error, status_code_conformance, content_type_conformance]
+    )
 
 
 def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
-    """Eight conversations in places for four, so that pots leave for the disk and come back while others are read: all answers are those
-    that each conversation gets alone, and no pot is lost on the way."""
+    """Eight conversations with four places: pots go to disk and come back while others are read.
+
+    Each conversation gets the answers that it gets alone, and no pot is lost.
+    """
     with live({"max_sessions": 4, "pot_dir": tmp_path}) as here:
 
         def talk(number: int) -> list[tuple[str, int]]:
             said: list[str] = []
             known = []
             for turn in range(3):
-                said.append(f"My secret is {number * 7919 % 1000}. Turn {turn}. " + "It was hidden. " * number)
+                said.append(
+                    f"My secret is {number * 7919 % 1000}. Turn {turn}. "
+                    + "It was hidden. " * number
+                )
                 reply = here.chat(*said, max_tokens=8)
                 assert reply.usage.pot["peak"] <= 256
                 said.append(reply.choices[0].message.content)

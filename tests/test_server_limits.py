@@ -11,20 +11,22 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
 from live import Live, live, tiny
 
 from infinipot.cli import main
 from infinipot.server import bodies, connections, process, stream
 from infinipot.server.app import create_app
-from infinipot.server.engine import Settings
 from infinipot.server.events import Piece
+from infinipot.server.fair_lock import FairLock
 from infinipot.server.hosts import Hosts
-from infinipot.server.prompts import Turns
-from infinipot.server.service import Serving
+from infinipot.server.service import Service
+from infinipot.server.settings import Settings
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,16 @@ WRONG = {
     "stop": ("/v1/chat/completions", chat('"x"')[:-1] + f', "stop": {many("0", 200_000)}}}'),
     "tools": ("/v1/chat/completions", chat('"x"')[:-1] + f', "tools": {many("0", 200_000)}}}'),
     "ids": ("/v1/completions", f'{{"model": "tiny", "prompt": {many("null", 200_000)}}}'),
-    "lists of ids": ("/v1/completions", f'{{"model": "tiny", "prompt": {many("[null]", 200_000)}}}'),
+    "lists of ids": (
+        "/v1/completions",
+        f'{{"model": "tiny", "prompt": {many("[null]", 200_000)}}}',
+    ),
     "fields": ("/v1/pots", json.dumps({str(number): 0 for number in range(200_000)})),
     "a few fields": ("/v1/chat/completions", json.dumps({str(number): 0 for number in range(90)})),
-    "metadata": ("/v1/completions", json.dumps({"metadata": {str(number): 0 for number in range(200_000)}})),
+    "metadata": (
+        "/v1/completions",
+        json.dumps({"metadata": {str(number): 0 for number in range(200_000)}}),
+    ),
     "too many values": ("/tokenize", many("[]", 2_000_000)),
 }
 
@@ -86,37 +94,45 @@ def test_values_are_counted_without_reading(monkeypatch: pytest.MonkeyPatch) -> 
         inner = list(value.values()) if isinstance(value, dict) else value
         if not isinstance(value, (dict, list)):
             return 0
-        return 1 + max(0, len(inner) - 1) + (len(inner) if isinstance(value, dict) else 0) + sum(map(marks, inner))
+        return (
+            1
+            + max(0, len(inner) - 1)
+            + (len(inner) if isinstance(value, dict) else 0)
+            + sum(map(marks, inner))
+        )
 
     for _ in range(300):
         value = made(4)
-        assert bodies.values(json.dumps(value).encode()) == marks(value)
+        assert bodies.count_values(json.dumps(value).encode()) == marks(value)
+
+
+def post(here: Live, path: str, body: str) -> httpx.Response:
+    """Send a request that may take long on a busy machine."""
+    kind = {"content-type": "application/json"}
+    return here.http.post(path, content=body, headers=kind, timeout=None)
 
 
 def test_others_are_answered_while_a_large_body_is_read(server: Live) -> None:
-    body = json.dumps({"model": "none", "messages": [{"role": "user", "content": 'a "word"\n' * 4_000_000}]})
-    replies: list[int] = []
-    sending = threading.Thread(
-        target=lambda: replies.append(
-            server.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"}).status_code
-        )
-    )
-    sending.start()
-    while sending.is_alive():
-        assert server.openai._client.get(f"{server.url}/health", timeout=5).status_code == 200
-    assert replies == [404]
+    text = 'a "word"\n' * 4_000_000
+    body = json.dumps({"model": "none", "messages": [{"role": "user", "content": text}]})
+    with ThreadPoolExecutor() as clients:
+        reply = clients.submit(post, server, "/v1/chat/completions", body)
+        while not reply.done():
+            health = server.openai._client.get(f"{server.url}/health", timeout=30)
+            assert health.status_code == 200
+    assert reply.result().status_code == 404
 
 
 def test_bodies_in_hand_have_a_common_limit() -> None:
     with live(max_body_bytes=10_000) as here:
-        here.serving.held_bytes = 39_000
+        here.service.body_bytes = 39_000
         body = {"model": "tiny", "prompt": "x" * 2000}
         reply = here.http.post("/v1/completions", json=body)
         assert reply.status_code == 429
-        assert here.serving.held_bytes == 39_000
-        here.serving.held_bytes = 0
+        assert here.service.body_bytes == 39_000
+        here.service.body_bytes = 0
         assert here.http.post("/tokenize", json={"prompt": "x"}).status_code == 200
-        assert here.serving.held_bytes == 0
+        assert here.service.body_bytes == 0
 
 
 # ---------------------------------------------------------------- slow clients
@@ -148,16 +164,26 @@ def test_uploads_that_send_nothing_take_no_place() -> None:
         assert here.gauge("infinipot_running") == here.gauge("infinipot_waiting") == 0
 
 
-@pytest.mark.parametrize("sent", ["", "PUT /v1/pots/x HT", upload("x", 1000).decode(), upload("x", 1000).decode() + "a few words"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "",
+        "PUT /v1/pots/x HT",
+        upload("x", 1000).decode(),
+        upload("x", 1000).decode() + "a few words",
+    ],
+)
 def test_connections_that_send_nothing_are_closed(sent: str) -> None:
     with live(patience_s=0.3) as here, connected(here) as connection:
         connection.sendall(sent.encode())
         said = ended(connection)
-        assert (b" 408 " in said and b"came too slowly" in said) == sent.startswith("PUT /v1/pots/x HTTP")
+        assert (b" 408 " in said and b"came too slowly" in said) == sent.startswith(
+            "PUT /v1/pots/x HTTP"
+        )
 
 
 def test_a_body_that_dribbles_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "SLOWEST", 10_000)
+    monkeypatch.setattr(bodies, "MIN_BYTES_PER_S", 10_000)
     with live(patience_s=0.5) as here, connected(here) as connection:
         connection.sendall(upload("x", 1000))
         with contextlib.suppress(OSError):
@@ -171,9 +197,16 @@ def test_a_body_that_dribbles_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_answer_that_is_not_fetched_ends() -> None:
     """Not before the kernel's buffers are full, too: probabilities fill them soon."""
-    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 100_000, "stream": True, "logprobs": True}
+    asked = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 100_000,
+        "stream": True,
+        "logprobs": True,
+    }
     body = json.dumps({**asked, "top_logprobs": 20})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    kind = "Host: localhost\r\nContent-Type: application/json"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     with live({"max_sessions": 2}, patience_s=3) as here, connected(here) as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         lazy.sendall((head + body).encode())
@@ -183,60 +216,74 @@ def test_an_answer_that_is_not_fetched_ends() -> None:
 
 
 def test_an_answer_that_nobody_fetches_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MOST", 5)
+    monkeypatch.setattr(stream, "MAX_EVENTS", 5)
 
     async def main() -> None:
         woken: list[int] = []
-        box = stream.Mailbox(stream.Post(lambda: woken.append(1)))
+        box = stream.EventStream(stream.Outbox(lambda: woken.append(1)))
         for _ in range(6):
-            assert not box.crowded() or len(box.events) >= 5
+            assert not box.is_full() or len(box.events) >= 5
             box.put(Piece("a", []))
-        assert box.crowded() and not woken
+        assert box.is_full() and not woken
         await box.next()
         await box.next()
-        assert not box.crowded() and woken == [1]
+        assert not box.is_full() and woken == [1]
 
     asyncio.run(main())
 
 
 def test_a_slow_watcher_is_told_the_newest_state_only() -> None:
-    with live() as here:
-        text = "The keeper hid the letter under the third step. " * 2000
-        filling = threading.Thread(target=lambda: here.http.put("/v1/pots/book", content=text.encode()))
-        filling.start()
-        while not here.openai._client.get(f"{here.url}/v1/pots").json()["data"]:
+    text = "The keeper hid the letter under the third step. " * 2000
+    with live() as here, ThreadPoolExecutor() as clients:
+        other = here.openai._client
+        upload = clients.submit(here.http.put, "/v1/pots/book", content=text.encode(), timeout=None)
+        while not other.get(f"{here.url}/v1/pots").json()["data"]:
             time.sleep(0.01)
-        with here.openai._client.stream("GET", f"{here.url}/v1/pots/book/events") as watched:
-            filling.join()
-            states = [json.loads(line[6:]) for line in watched.iter_lines() if line.startswith("data: {")]
-        assert states[-1]["state"] == "ready"
-        assert [state["tokens_read"] for state in states] == sorted(state["tokens_read"] for state in states)
+        with other.stream("GET", f"{here.url}/v1/pots/book/events") as watched:
+            assert upload.result().status_code == 201
+            lines = [line for line in watched.iter_lines() if line.startswith("data: {")]
+    states = [json.loads(line[6:]) for line in lines]
+    assert states[-1]["state"] == "ready"
+    tokens = [state["tokens_read"] for state in states]
+    assert tokens == sorted(tokens)
 
 
-def test_too_many_connections(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_connections(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those without a request make room; the complaint is written once."""
-    monkeypatch.setattr(process, "most_connections", lambda: 10)
+    monkeypatch.setattr(process, "max_connections", lambda: 10)
     with live() as here, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connected(here)) for _ in range(60)]
         assert here.openai._client.get(f"{here.url}/health").status_code == 200
         assert ended(idle[0]) == b""
-        assert len([record for record in caplog.records if "connections" in record.getMessage()]) == 1
+        assert (
+            len([record for record in caplog.records if "connections" in record.getMessage()]) == 1
+        )
     with live() as here, contextlib.ExitStack() as stack:
         here.http.close()
         for number in range(10):
             stack.enter_context(connected(here)).sendall(upload(f"x{number}", 1000))
         until = time.monotonic() + 20
         said = b""
-        while b" 503 " not in said and time.monotonic() < until:  # those that have sent all are busy soon
+        while (
+            b" 503 " not in said and time.monotonic() < until
+        ):  # those that have sent all are busy soon
             time.sleep(0.5)
             said = ended(stack.enter_context(connected(here)))
         assert b"too_many_connections" in said
 
 
 def test_without_file_handles_the_log_stays_short(caplog: pytest.LogCaptureFixture) -> None:
-    seldom, loop = connections.Seldom(), asyncio.new_event_loop()
+    seldom, loop = connections.ThrottledLog(), asyncio.new_event_loop()
     for _ in range(1000):
-        seldom.on_problem(loop, {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")})
+        seldom.on_problem(
+            loop,
+            {
+                "message": "socket.accept() out of system resource",
+                "exception": OSError(24, "Too many open files"),
+            },
+        )
     assert len(caplog.records) == 1
     loop.close()
 
@@ -245,18 +292,25 @@ def test_without_file_handles_the_log_stays_short(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_longest_answer(server: Live) -> None:
-    for path, more in (("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}), ("/v1/completions", {"prompt": "x"})):
+    for path, more in (
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/completions", {"prompt": "x"}),
+    ):
         reply = server.http.post(path, json={"model": "tiny", "max_tokens": 2**31, **more})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "max_tokens")
         assert "131,072" in reply.json()["error"]["message"]
     for more in ({"max_tokens": 20_000}, {"max_tokens": 0, "echo": True, "prompt": [5] * 20_000}):
-        reply = server.http.post("/v1/completions", json={"model": "tiny", "prompt": "x", "logprobs": 20, **more})
+        reply = server.http.post(
+            "/v1/completions", json={"model": "tiny", "prompt": "x", "logprobs": 20, **more}
+        )
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs")
 
 
 def test_one_request_of_many_prompts_on_an_idle_server() -> None:
     with live({"max_sessions": 2, "queue": 4}) as here:
-        reply = here.http.post("/v1/completions", json={"model": "tiny", "prompt": ["Once"] * 40, "max_tokens": 1})
+        reply = here.http.post(
+            "/v1/completions", json={"model": "tiny", "prompt": ["Once"] * 40, "max_tokens": 1}
+        )
         assert reply.status_code == 200, reply.text
         assert len(reply.json()["choices"]) == 40
         here.wait("infinipot_waiting", 0)
@@ -264,17 +318,21 @@ def test_one_request_of_many_prompts_on_an_idle_server() -> None:
 
 def test_a_full_queue_is_told_before_texts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with live({"max_sessions": 2, "queue": 1}) as here:
-        engine = here.serving.engine
-        monkeypatch.setattr(engine, "waiting", [None])
-        monkeypatch.setattr(engine.words, "chat", lambda *_: pytest.fail("it was read"))
-        reply = here.http.post("/v1/chat/completions", content=chat('"x"'), headers={"content-type": "application/json"})
+        engine = here.service.engine
+        monkeypatch.setattr(engine.scheduler, "_waiting", [None])
+        monkeypatch.setattr(engine.prompts, "chat", lambda *_: pytest.fail("it was read"))
+        reply = here.http.post(
+            "/v1/chat/completions",
+            content=chat('"x"'),
+            headers={"content-type": "application/json"},
+        )
         monkeypatch.undo()
         assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full")
 
 
 def test_a_short_text_does_not_wait_for_long_ones() -> None:
     """While long texts are made into ids, one block after another, a short one comes next."""
-    turns, order = Turns(), []
+    turns, order = FairLock(), []
 
     def take(name: str, blocks: int, started: threading.Event | None = None) -> None:
         for had in range(blocks):
@@ -285,7 +343,9 @@ def test_a_short_text_does_not_wait_for_long_ones() -> None:
                 time.sleep(0.002)
 
     begun = threading.Event()
-    long = [threading.Thread(target=take, args=(f"long {number}", 100, begun)) for number in range(4)]
+    long = [
+        threading.Thread(target=take, args=(f"long {number}", 100, begun)) for number in range(4)
+    ]
     for thread in long:
         thread.start()
     begun.wait()
@@ -300,23 +360,24 @@ def test_a_short_text_does_not_wait_for_long_ones() -> None:
 
 def test_long_texts_keep_no_thread_from_short_ones(server: Live) -> None:
     """Twelve long prompts at once; there are two cores."""
-    done: list[Any] = []
-    long = json.dumps({"prompt": "A word or two. " * 40_000})
-    kind = {"content-type": "application/json"}
-    threads = [threading.Thread(target=lambda: done.append(server.http.post("/tokenize", content=long, headers=kind))) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.5)
-    assert server.chat("Hello").choices
-    assert len(done) < 6
-    for thread in threads:
-        thread.join()
+    long = json.dumps({"prompt": "A word or two. " * 100_000})
+    with ThreadPoolExecutor(12) as clients:
+        replies = [clients.submit(post, server, "/tokenize", long) for _ in range(12)]
+        time.sleep(0.5)
+        assert server.chat("Hello").choices
+        assert sum(reply.done() for reply in replies) < 6
+    assert {reply.result().status_code for reply in replies} == {200}
 
 
 def test_tokens_and_their_places_in_pieces(server: Live) -> None:
-    words = server.serving.engine.words
-    text = "".join(f"Ship {number} came in at {number % 24}:00,\n\n with  wool. Été 💥.\n" for number in range(3000))
-    whole = words.tokenizer("\n" + text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    words = server.service.engine.prompts
+    text = "".join(
+        f"Ship {number} came in at {number % 24}:00,\n\n with  wool. Été 💥.\n"
+        for number in range(3000)
+    )
+    whole = words.tokenizer("\n" + text, add_special_tokens=False, return_offsets_mapping=True)[
+        "offset_mapping"
+    ]
     reply = server.http.post("/tokenize", json={"prompt": text, "offsets": True}).json()
     assert reply["offsets"] == [start - 1 for start, _ in whole[-len(reply["tokens"]) :]]
     reply = server.http.post("/tokenize", json={"prompt": "x" * (1 << 22) + "x"})
@@ -330,21 +391,43 @@ def test_tokens_and_their_places_in_pieces(server: Live) -> None:
 @pytest.mark.parametrize(
     ("hosts", "good", "bad"),
     [
-        (Hosts(), ["localhost", "localhost:80", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", None], ["evil.example", "10.0.0.1", "x", ""]),
-        (Hosts("10.1.2.3"), ["10.1.2.3:8000", "localhost"], ["10.1.2.4", "evil.example:8000", "127.0.0.1.evil.example"]),
+        (
+            Hosts(),
+            ["localhost", "localhost:80", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", None],
+            ["evil.example", "10.0.0.1", "x", ""],
+        ),
+        (
+            Hosts("10.1.2.3"),
+            ["10.1.2.3:8000", "localhost"],
+            ["10.1.2.4", "evil.example:8000", "127.0.0.1.evil.example"],
+        ),
         (Hosts("0.0.0.0"), ["10.1.2.3", "[fe80::1]:1", "localhost"], ["evil.example"]),
-        (Hosts("::", ("good.example",)), ["good.example:8000", "10.1.2.3"], ["evil.example", "good.example.evil.example"]),
+        (
+            Hosts("::", ("good.example",)),
+            ["good.example:8000", "10.1.2.3"],
+            ["evil.example", "good.example.evil.example"],
+        ),
         (Hosts(also=("*",)), ["evil.example"], []),
     ],
 )
 def test_names_of_a_server(hosts: Hosts, good: list[str | None], bad: list[str]) -> None:
-    assert not [host for host in good if hosts.refusal(host)]
-    assert not [host for host in bad if not hosts.refusal(host)]
+    assert not [host for host in good if hosts.error(host)]
+    assert not [host for host in bad if not hosts.error(host)]
 
 
 def test_pages_whose_name_leads_here_are_refused(server: Live) -> None:
-    for method, path in (("GET", "/v1/pots"), ("DELETE", "/v1/pots/book"), ("POST", "/v1/chat/completions"), ("GET", "/health"), ("GET", "/")):
-        reply = server.http.request(method, path, headers={"Host": "evil.example:8000", "Origin": "http://evil.example:8000"})
+    for method, path in (
+        ("GET", "/v1/pots"),
+        ("DELETE", "/v1/pots/book"),
+        ("POST", "/v1/chat/completions"),
+        ("GET", "/health"),
+        ("GET", "/"),
+    ):
+        reply = server.http.request(
+            method,
+            path,
+            headers={"Host": "evil.example:8000", "Origin": "http://evil.example:8000"},
+        )
         assert (reply.status_code, reply.json()["error"]["code"]) == (421, "host_not_allowed")
         assert "--allowed-host" in reply.json()["error"]["message"]
     with live(api_key="secret") as here:
@@ -353,27 +436,31 @@ def test_pages_whose_name_leads_here_are_refused(server: Live) -> None:
 
 
 @pytest.mark.parametrize("given", ["option", "variable", "blank"])
-def test_an_empty_key_is_refused(given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("INFINIPOT_API_KEY", "") if given == "variable" else monkeypatch.delenv("INFINIPOT_API_KEY", raising=False)
+def test_an_empty_key_is_refused(
+    given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("INFINIPOT_API_KEY", "") if given == "variable" else monkeypatch.delenv(
+        "INFINIPOT_API_KEY", raising=False
+    )
     options = {"option": ["--api-key", ""], "variable": [], "blank": ["--api-key", "  "]}[given]
     assert main(["serve", "./no/model", "--port", "0", "--quiet", *options]) == 2
     assert "the API key is empty" in capsys.readouterr().err
     with pytest.raises(ValueError, match="the API key is empty"):
-        Serving("tiny", tiny, Settings(), api_key="")
+        Service("tiny", tiny, Settings(), api_key="")
 
 
 def test_the_description_does_not_say_where_the_model_is(tmp_path: Path) -> None:
-    text = json.dumps(create_app(Serving(str(tmp_path), tiny, Settings())).openapi())
+    text = json.dumps(create_app(Service(str(tmp_path), tiny, Settings())).openapi())
     assert str(tmp_path) not in text
     assert tmp_path.name in text
 
 
 def test_health_when_nothing_goes_on(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = server.serving.engine
+    engine = server.service.engine
     assert engine.stuck_s == 0
     monkeypatch.setattr(engine, "_active", time.monotonic() - 1000)
     assert server.http.get("/health").status_code == 200, "nobody waits"
-    monkeypatch.setattr(engine, "waiting", [None])
+    monkeypatch.setattr(engine.scheduler, "_waiting", [None])
     reply = server.http.get("/health")
     monkeypatch.undo()
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stuck")

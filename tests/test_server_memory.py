@@ -30,8 +30,14 @@ def test_threads_share_two_heaps(tmp_path: Path) -> None:
     heaps = []
     for number, told in enumerate(({}, {"MALLOC_ARENA_MAX": "5"})):
         path = tmp_path / str(number)
-        environment = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"} | told
-        subprocess.run([sys.executable, "-c", code, str(path), str(Path(__file__).parents[1])], env=environment, check=True)
+        environment = {
+            name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"
+        } | told
+        subprocess.run(
+            [sys.executable, "-c", code, str(path), str(Path(__file__).parents[1])],
+            env=environment,
+            check=True,
+        )
         heaps.append(path.read_text().count("<heap nr"))
     assert heaps == [2, 5]
 
@@ -43,14 +49,24 @@ def test_pots_that_leave_memory_are_gone_at_once(tmp_path: Path) -> None:
         return sum(isinstance(one, Pot) for one in gc.get_objects())
 
     with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:
-        said = {name: here.chat(f"I am {name}").choices[0].message.content for name in ("Anna", "Ben", "Carl", "Dora")}
+        said = {
+            name: here.chat(f"I am {name}").choices[0].message.content
+            for name in ("Anna", "Ben", "Carl", "Dora")
+        }
         gc.collect()
         gc.disable()
         try:
             before = pots()
             for name, answer in said.items():
-                assert here.chat(f"I am {name}", answer, "Who am I?").usage.prompt_tokens_details.cached_tokens > 0
+                assert (
+                    here.chat(
+                        f"I am {name}", answer, "Who am I?"
+                    ).usage.prompt_tokens_details.cached_tokens
+                    > 0
+                )
             here.wait("infinipot_running", 0)
-            assert pots() <= before + 2  # those of one place: conversations that came from disk were there before, too
+            assert (
+                pots() <= before + 2
+            )  # those of one place: conversations that came from disk were there before, too
         finally:
             gc.enable()

@@ -12,9 +12,15 @@ from live import Live, live
 
 from infinipot import PotConfig, Sampling
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here: install it to test the page (Debian's package is chromium)")
+pytestmark = pytest.mark.skipif(
+    BROWSER is None,
+    reason="no Chromium here: install it to test the page (Debian's package is chromium)",
+)
 
-TEXT = "".join(f"The keeper hid letter {n} under the third step. Nobody saw it, but the dog did: 🐕.\n\n" for n in range(60))
+TEXT = "".join(
+    f"The keeper hid letter {n} under the third step. Nobody saw it, but the dog did: 🐕.\n\n"
+    for n in range(60)
+)
 DROP = """(() => {{
   const data = new DataTransfer();
   data.items.add(new File([{text}], "keeper.txt"));
@@ -27,7 +33,9 @@ LAST = "document.querySelectorAll('.message.assistant small').length === {}"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Live]:
-    with live({"config": PotConfig(pot_size=512, chunk_tokens=32), "sampling": Sampling(max_tokens=30)}) as here:
+    with live(
+        {"config": PotConfig(pot_size=512, chunk_tokens=32), "sampling": Sampling(max_tokens=30)}
+    ) as here:
         yield here
 
 
@@ -51,11 +59,19 @@ def test_drop_watch_ask(server: Live, shown: Page) -> None:
     assert f"{pot['tokens_read'] - 1:,} of {pot['tokens_read'] - 1:,} tokens read" in counts
     assert f"{pot['pot']['kept']} of 512 entries" in counts
     about = server.http.get(f"/v1/pots/{pot['name']}?places=true").json()
-    width, full = (shown.run(f"parseFloat(document.getElementById('bar-{name}').style.width)") for name in ("pot", "full"))
+    width, full = (
+        shown.run(f"parseFloat(document.getElementById('bar-{name}').style.width)")
+        for name in ("pot", "full")
+    )
     assert width < full == 100
     # the first chunk of the text shades just the characters of the tokens that are kept
-    shaded = shown.run("[...document.querySelector('#text div').childNodes].map(n => [n.nodeName, n.textContent])")
-    assert "".join(text for _, text in shaded) == TEXT[: len("".join(text for _, text in shaded).encode("utf-16-le").decode("utf-16-le"))]
+    shaded = shown.run(
+        "[...document.querySelector('#text div').childNodes].map(n => [n.nodeName, n.textContent])"
+    )
+    assert (
+        "".join(text for _, text in shaded)
+        == TEXT[: len("".join(text for _, text in shaded).encode("utf-16-le").decode("utf-16-le"))]
+    )
     marked, place = [], 0
     for kind, text in shaded:
         marked += range(place, place + len(text)) if kind == "MARK" else []
@@ -69,8 +85,13 @@ def test_drop_watch_ask(server: Live, shown: Page) -> None:
         shown.write(question)
         shown.press("Enter", "\r")
         shown.until(LAST.format(number))
-    notes = shown.run("[...document.querySelectorAll('.message.assistant small')].map(s => s.textContent)")
-    assert all(int(note.split(" tokens read now, ")[1].split()[0].replace(",", "")) >= pot["tokens_read"] for note in notes)
+    notes = shown.run(
+        "[...document.querySelectorAll('.message.assistant small')].map(s => s.textContent)"
+    )
+    assert all(
+        int(note.split(" tokens read now, ")[1].split()[0].replace(",", "")) >= pot["tokens_read"]
+        for note in notes
+    )
     assert not shown.errors
     shown.run("document.getElementById('stop-reading').click()")
     shown.until("!document.getElementById('drop').hidden")
@@ -110,14 +131,26 @@ def test_the_description_of_the_interface(server: Live, tmp_path: Path) -> None:
         here.look(1280, 800)
         here.until("document.querySelectorAll('details').length > 10")
         paths = server.http.get("/openapi.json").json()["paths"]
-        shown = here.run("[...document.querySelectorAll('summary')].map(s => [s.children[0].textContent, s.children[1].textContent])")
-        assert shown == [[method.upper(), path] for path, operations in paths.items() for method in operations]
+        shown = here.run(
+            "[...document.querySelectorAll('summary')].map(s => [s.children[0].textContent, s.children[1].textContent])"
+        )
+        assert shown == [
+            [method.upper(), path] for path, operations in paths.items() for method in operations
+        ]
         chat = "[...document.querySelectorAll('details')].find(d => d.textContent.includes('/v1/chat/completions'))"
         here.run(f"{chat}.open = true")
         text = here.run(f"{chat}.innerText")
-        for part in ("messages required", "pot_size", "Entries of the pot; not above the server's.", "400", "Answer the last message"):
+        for part in (
+            "messages required",
+            "pot_size",
+            "Entries of the pot; not above the server's.",
+            "400",
+            "Answer the last message",
+        ):
             assert part in text
-        hosts = here.run("[...new Set(performance.getEntriesByType('resource').map(e => new URL(e.name).origin))]")
+        hosts = here.run(
+            "[...new Set(performance.getEntriesByType('resource').map(e => new URL(e.name).origin))]"
+        )
         assert hosts == [server.url]
         assert not here.errors
 

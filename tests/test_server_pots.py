@@ -36,13 +36,18 @@ def test_a_text_is_read_once_and_asked_often(server: Live) -> None:
     assert about["pot"]["distillations"] == session.stats.distillations
     questions = ["Who saw it?", "Where?", "Why?", "Who saw it?"]
     with ThreadPoolExecutor() as pool:
-        replies = list(pool.map(lambda question: server.chat(question, pot="book", max_tokens=10), questions))
+        replies = list(
+            pool.map(lambda question: server.chat(question, pot="book", max_tokens=10), questions)
+        )
     for question, reply in zip(questions, replies, strict=True):
         assert reply.choices[0].message.content == session.fork().ask(question, max_tokens=10)
         assert reply.usage.prompt_tokens_details.cached_tokens >= about["tokens_read"]
     assert server.http.get("/v1/pots/book").json()["tokens_read"] == about["tokens_read"]
     said = ("Where?", replies[1].choices[0].message.content, "And when?")
-    assert server.chat(*said, pot="book").usage.prompt_tokens_details.cached_tokens > about["tokens_read"]
+    assert (
+        server.chat(*said, pot="book").usage.prompt_tokens_details.cached_tokens
+        > about["tokens_read"]
+    )
 
 
 def test_a_streamed_text_is_read_as_it_comes(server: Live) -> None:
@@ -55,9 +60,18 @@ def test_a_streamed_text_is_read_as_it_comes(server: Live) -> None:
     assert reply.status_code == 201, reply.text
     assert reply.json()["tokens_read"] > 5_000
     assert reply.json()["pot"]["peak"] <= 256
-    assert server.http.put("/v1/pots/bad", content=[b"abc\xff"]).json()["error"]["message"].startswith("the text is not UTF-8")
+    assert (
+        server.http.put("/v1/pots/bad", content=[b"abc\xff"])
+        .json()["error"]["message"]
+        .startswith("the text is not UTF-8")
+    )
     assert server.http.put("/v1/pots/empty", content=b"").status_code == 400
-    assert server.http.put("/v1/pots/stream?replace=true&pot_size=200", content=b"short").json()["pot"]["size"] == 200
+    assert (
+        server.http.put("/v1/pots/stream?replace=true&pot_size=200", content=b"short").json()[
+            "pot"
+        ]["size"]
+        == 200
+    )
     server.http.delete("/v1/pots/stream")
 
 
@@ -84,7 +98,9 @@ def test_watching_a_pot_fill(server: Live) -> None:
     assert about["places"] == sorted(set(about["places"]))
     assert max(about["places"]) < about["tokens_read"]
     assert all(0 < share <= 1 for share in about["shares"])
-    assert sum(about["shares"]) == pytest.approx(about["pot"]["kept"], rel=0.01)  # every head holds as many
+    assert sum(about["shares"]) == pytest.approx(
+        about["pot"]["kept"], rel=0.01
+    )  # every head holds as many
     server.http.delete("/v1/pots/watched")
 
 
@@ -123,17 +139,38 @@ def test_a_conversation_can_be_named(server: Live) -> None:
     assert server.http.post("/v1/pots", json={"name": "kept", "session": "mine"}).status_code == 201
     assert server.http.post("/v1/pots", json={"name": "no", "session": "nobody"}).status_code == 404
     more = server.chat("And now?", pot="kept")
-    direct = server.chat("Remember me", reply.choices[0].message.content, "And now?", session="mine")
+    direct = server.chat(
+        "Remember me", reply.choices[0].message.content, "And now?", session="mine"
+    )
     assert more.choices[0].message.content == direct.choices[0].message.content
     server.http.delete("/v1/pots/kept")
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "..%2fescape", "%2e%2e%2fescape", ".hidden", "a.b", "", "x" * 65, "nul%00", "a\\b", "~root"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "a/b",
+        "..%2fescape",
+        "%2e%2e%2fescape",
+        ".hidden",
+        "a.b",
+        "",
+        "x" * 65,
+        "nul%00",
+        "a\\b",
+        "~root",
+    ],
+)
 def test_names_stay_in_their_folder(server: Live, name: str) -> None:
-    folder = server.serving.settings.pot_dir
+    folder = server.service.settings.pot_dir
     before = sorted(folder.parent.rglob("*"))
     for path in (f"/v1/pots/{name}", f"/v1/pots/{name}/save"):
-        for reply in (server.http.put(path, content=b"x"), server.http.post(path), server.http.delete(path)):
+        for reply in (
+            server.http.put(path, content=b"x"),
+            server.http.post(path),
+            server.http.delete(path),
+        ):
             assert reply.status_code in (400, 404, 405)
     assert server.http.post("/v1/pots", json={"name": name, "text": "x"}).status_code == 400
     assert sorted(folder.parent.rglob("*")) == before
@@ -153,7 +190,9 @@ def test_conversations_leave_memory_and_come_back(tmp_path: Path) -> None:
             said += ["Who am I?", reply.choices[0].message.content]
         alone = Session(*tiny(), CONFIG)
         assert reply.usage.pot["size"] == alone.pot.size
-    with live({"max_sessions": 2, "pot_dir": tmp_path}) as here:  # a new server goes on from the files
+    with live(
+        {"max_sessions": 2, "pot_dir": tmp_path}
+    ) as here:  # a new server goes on from the files
         for said in talks.values():
             assert here.chat(*said, "Again?").usage.prompt_tokens_details.cached_tokens > 300
     with live({"max_sessions": 2, "pot_dir": tmp_path, "pot_files": 2}) as here:
@@ -163,17 +202,30 @@ def test_conversations_leave_memory_and_come_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_saving_never_looks_at_the_model_while_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+def test_saving_never_looks_at_the_model_while_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
     looked: list[str] = []
     with live({"max_sessions": 2, "pot_dir": tmp_path, "shared": shared}) as here:
         real = pot_file.model_identity
-        monkeypatch.setattr(pot_file, "model_identity", lambda model: looked.append(threading.current_thread().name) or real(model))
+        monkeypatch.setattr(
+            pot_file,
+            "model_identity",
+            lambda model: looked.append(threading.current_thread().name) or real(model),
+        )
         fill(here, "one", LONG[:300])
-        assert here.http.post("/v1/pots/one/save").status_code == here.http.post("/v1/pots/one/restore").status_code == 200
+        assert (
+            here.http.post("/v1/pots/one/save").status_code
+            == here.http.post("/v1/pots/one/restore").status_code
+            == 200
+        )
         said = ["Remember me", here.chat("Remember me", session="mine").choices[0].message.content]
         for name in ("Anna", "Ben", "Carl"):  # what was there leaves memory
             here.chat(f"I am {name}")
-        assert here.chat(*said, "And now?", session="mine").usage.prompt_tokens_details.cached_tokens > 0  # and comes back
+        assert (
+            here.chat(*said, "And now?", session="mine").usage.prompt_tokens_details.cached_tokens
+            > 0
+        )  # and comes back
         here.http.post("/v1/pots", json={"name": "kept", "session": "mine"})
         assert here.chat("Who?", pot="one").usage.prompt_tokens_details.cached_tokens > 0
         before = len(list((tmp_path / "conversations").iterdir()))

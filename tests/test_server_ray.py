@@ -30,12 +30,21 @@ class Cluster:
 
     def __init__(self, child: subprocess.Popen[str], port: int, pots: Path) -> None:
         self.child, self.pots = child, pots
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, headers={"authorization": "Bearer key"})
-        self.openai = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="key", max_retries=0, timeout=60)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=60, headers={"authorization": "Bearer key"}
+        )
+        self.openai = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="key", max_retries=0, timeout=60
+        )
 
     def chat(self, *said: str, stream: bool = False, max_tokens: int = 8, **extra: str) -> Any:
-        messages = [{"role": ("user", "assistant")[number % 2], "content": text} for number, text in enumerate(said)]
-        return self.openai.chat.completions.create(model="model", messages=messages, max_tokens=max_tokens, stream=stream, extra_body=extra)
+        messages = [
+            {"role": ("user", "assistant")[number % 2], "content": text}
+            for number, text in enumerate(said)
+        ]
+        return self.openai.chat.completions.create(
+            model="model", messages=messages, max_tokens=max_tokens, stream=stream, extra_body=extra
+        )
 
     def gauge(self, name: str) -> dict[str, float]:
         """A number of every replica, by the replica's name."""
@@ -47,7 +56,11 @@ class Cluster:
 
     def replicas(self) -> list[psutil.Process]:
         everything = psutil.Process(self.child.pid).children(recursive=True)
-        return [process for process in everything if "ServeReplica:infinipot:replica" in " ".join(process.cmdline())]
+        return [
+            process
+            for process in everything
+            if "ServeReplica:infinipot:replica" in " ".join(process.cmdline())
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +68,26 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder, port = tmp_path_factory.mktemp("ray"), free_port()
     (folder / "model").mkdir()
     save_tiny(folder / "model")
-    options = ["--ray", "local", "--replicas", "2", "--port", str(port), "--pot-dir", "pots", "--api-key", "key", "--device", "cpu"]
+    options = [
+        "--ray",
+        "local",
+        "--replicas",
+        "2",
+        "--port",
+        str(port),
+        "--pot-dir",
+        "pots",
+        "--api-key",
+        "key",
+        "--device",
+        "cpu",
+    ]
     limits = ["--pot-size", "256", "--max-sessions", "3", "--max-body-mb", "1"]
     child = subprocess.Popen(
-        [sys.executable, "-m", "infinipot.cli", "serve", "model", *options, *limits], cwd=folder, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "infinipot.cli", "serve", "model", *options, *limits],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         assert child.stderr is not None
@@ -92,12 +121,17 @@ def talks(cluster: Cluster) -> dict[str, list[str]]:
     return said
 
 
-def test_conversations_return_to_their_replicas(cluster: Cluster, talks: dict[str, list[str]]) -> None:
+def test_conversations_return_to_their_replicas(
+    cluster: Cluster, talks: dict[str, list[str]]
+) -> None:
     read = cluster.gauge("infinipot_tokens_read_total")
     assert len(read) == 2
     assert min(read.values()) > 100  # both have worked
     replies = [cluster.chat("Hello", session=name) for name in NAMES]
-    more = [cluster.chat("Hello", reply.choices[0].message.content, "More", session=name) for name, reply in zip(NAMES, replies, strict=True)]
+    more = [
+        cluster.chat("Hello", reply.choices[0].message.content, "More", session=name)
+        for name, reply in zip(NAMES, replies, strict=True)
+    ]
     assert all(reply.usage.prompt_tokens_details.cached_tokens > 0 for reply in more)
 
 
@@ -106,7 +140,9 @@ def test_a_named_pot_is_read_once_and_asked_everywhere(cluster: Cluster) -> None
     assert about["tokens_read"] > 500
     before = cluster.gauge("infinipot_tokens_generated_total")
     replies = [cluster.chat(f"What did the dog see on day {day}?", pot="book") for day in range(8)]
-    assert all(reply.usage.prompt_tokens_details.cached_tokens >= about["tokens_read"] for reply in replies)
+    assert all(
+        reply.usage.prompt_tokens_details.cached_tokens >= about["tokens_read"] for reply in replies
+    )
     after = cluster.gauge("infinipot_tokens_generated_total")
     assert all(after[name] > before[name] for name in after)
     assert [pot["name"] for pot in cluster.http.get("/v1/pots").json()["data"]] == ["book"]
@@ -115,10 +151,17 @@ def test_a_named_pot_is_read_once_and_asked_everywhere(cluster: Cluster) -> None
 def test_a_pot_that_is_replaced_or_deleted_is_so_everywhere(cluster: Cluster) -> None:
     first = cluster.http.put("/v1/pots/page", content=LONG.encode()).json()["tokens_read"]
     for day in range(6):
-        assert cluster.chat(f"On day {day}?", pot="page").usage.prompt_tokens_details.cached_tokens >= first
-    second = cluster.http.put("/v1/pots/page?replace=true", content=LONG[:400].encode()).json()["tokens_read"]
+        assert (
+            cluster.chat(f"On day {day}?", pot="page").usage.prompt_tokens_details.cached_tokens
+            >= first
+        )
+    second = cluster.http.put("/v1/pots/page?replace=true", content=LONG[:400].encode()).json()[
+        "tokens_read"
+    ]
     for day in range(6):
-        cached = cluster.chat(f"On day {day}?", pot="page").usage.prompt_tokens_details.cached_tokens
+        cached = cluster.chat(
+            f"On day {day}?", pot="page"
+        ).usage.prompt_tokens_details.cached_tokens
         assert second <= cached < first
     assert cluster.http.delete("/v1/pots/page").json()["deleted"]
     for day in range(6):
@@ -127,7 +170,9 @@ def test_a_pot_that_is_replaced_or_deleted_is_so_everywhere(cluster: Cluster) ->
 
 
 def test_a_pot_that_is_not_saved_is_asked_where_it_is(cluster: Cluster) -> None:
-    about = cluster.http.put("/v1/pots/fleeting?expendable=true", content=LONG[:400].encode()).json()
+    about = cluster.http.put(
+        "/v1/pots/fleeting?expendable=true", content=LONG[:400].encode()
+    ).json()
     assert not (cluster.pots / "fleeting.pot.safetensors").exists()
     for day in range(6):
         reply = cluster.chat(f"On day {day}?", pot="fleeting")
@@ -137,15 +182,23 @@ def test_a_pot_that_is_not_saved_is_asked_where_it_is(cluster: Cluster) -> None:
 
 def test_a_conversation_is_named_for_all(cluster: Cluster) -> None:
     cluster.chat("Remember the third step", session="mine")
-    assert cluster.http.post("/v1/pots", json={"name": "kept", "session": "mine"}).status_code == 201
+    assert (
+        cluster.http.post("/v1/pots", json={"name": "kept", "session": "mine"}).status_code == 201
+    )
     for day in range(6):
-        assert cluster.chat(f"And on day {day}?", pot="kept").usage.prompt_tokens_details.cached_tokens > 0
+        assert (
+            cluster.chat(f"And on day {day}?", pot="kept").usage.prompt_tokens_details.cached_tokens
+            > 0
+        )
     cluster.http.delete("/v1/pots/kept")
 
 
 def test_streams_come_piece_by_piece_and_can_be_left(cluster: Cluster) -> None:
     whole = cluster.chat("Tell me", max_tokens=30).choices[0].message.content
-    pieces = [chunk.choices[0].delta.content or "" for chunk in cluster.chat("Tell me", max_tokens=30, stream=True)]
+    pieces = [
+        chunk.choices[0].delta.content or ""
+        for chunk in cluster.chat("Tell me", max_tokens=30, stream=True)
+    ]
     assert "".join(pieces) == whole
     assert len([piece for piece in pieces if piece]) > 3
     stream = cluster.chat("Tell me", max_tokens=100_000, stream=True)
@@ -163,8 +216,12 @@ def test_streams_come_piece_by_piece_and_can_be_left(cluster: Cluster) -> None:
 
 
 def test_refusals_come_through(cluster: Cluster) -> None:
-    assert cluster.http.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
-    assert cluster.http.get("/v1/pots", headers={"authorization": "Bearer wrong"}).status_code == 401
+    assert (
+        cluster.http.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
+    )
+    assert (
+        cluster.http.get("/v1/pots", headers={"authorization": "Bearer wrong"}).status_code == 401
+    )
     reply = cluster.http.put("/v1/pots/huge", content=b"x" * (1 << 20) + b"y")
     assert reply.status_code == 413
     assert "--max-body-mb" in reply.json()["error"]["message"]
@@ -173,15 +230,27 @@ def test_refusals_come_through(cluster: Cluster) -> None:
     assert cluster.http.get("/").status_code == cluster.http.get("/health").status_code == 200
 
 
-def test_a_replica_that_is_killed_takes_nothing_that_was_on_disk(cluster: Cluster, talks: dict[str, list[str]]) -> None:
+def test_a_replica_that_is_killed_takes_nothing_that_was_on_disk(
+    cluster: Cluster, talks: dict[str, list[str]]
+) -> None:
     there = cluster.http.put("/v1/pots/safe", content=LONG.encode()).json()["tokens_read"]
     assert len(cluster.replicas()) == 2
     victim = cluster.replicas()[0]
     victim.kill()
     for day in range(6):
-        assert cluster.chat(f"What on day {day}?", pot="safe").usage.prompt_tokens_details.cached_tokens >= there
-    cached = [cluster.chat(*said, "Again?").usage.prompt_tokens_details.cached_tokens for said in talks.values()]
-    assert sum(count > 50 for count in cached) >= len(talks) - 3  # all but those that only the killed one's memory held
+        assert (
+            cluster.chat(
+                f"What on day {day}?", pot="safe"
+            ).usage.prompt_tokens_details.cached_tokens
+            >= there
+        )
+    cached = [
+        cluster.chat(*said, "Again?").usage.prompt_tokens_details.cached_tokens
+        for said in talks.values()
+    ]
+    assert (
+        sum(count > 50 for count in cached) >= len(talks) - 3
+    )  # all but those that only the killed one's memory held
     until = time.monotonic() + 60
     while len(cluster.replicas()) < 2:  # and another one begins
         assert time.monotonic() < until

@@ -29,10 +29,18 @@ def test_named_pots_are_everybodys_at_once(two: tuple[Live, Live]) -> None:
     one, other = two
     first = one.http.post("/v1/pots", json={"name": "book", "text": LONG}).json()["tokens_read"]
     assert cached(other, "Who?", pot="book") >= first
-    assert other.http.post("/v1/pots", json={"name": "book", "text": "x"}).json()["error"]["code"] == "pot_exists"
-    second = other.http.put("/v1/pots/book?replace=true", content=LONG[:200].encode()).json()["tokens_read"]
+    assert (
+        other.http.post("/v1/pots", json={"name": "book", "text": "x"}).json()["error"]["code"]
+        == "pot_exists"
+    )
+    second = other.http.put("/v1/pots/book?replace=true", content=LONG[:200].encode()).json()[
+        "tokens_read"
+    ]
     assert second <= cached(one, "Who?", pot="book") < first
-    assert one.chat("Who?", pot="book").choices[0].message.content == other.chat("Who?", pot="book").choices[0].message.content
+    assert (
+        one.chat("Who?", pot="book").choices[0].message.content
+        == other.chat("Who?", pot="book").choices[0].message.content
+    )
     one.chat("Remember me", session="mine")
     one.http.post("/v1/pots", json={"name": "kept", "session": "mine"})
     assert cached(other, "And now?", pot="kept") > 0

@@ -1,4 +1,4 @@
-"""The command line. Everything heavy is imported inside the commands, so that help comes at once."""
+"""The command line. Commands import everything heavy themselves, so that help comes at once."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import logging
 import os
 import sys
 import traceback
+from typing import Any
 
-from infinipot.cli import benchmark as _benchmark  # noqa: F401  (its commands; those of evaluate come with it)
-from infinipot.cli import study as _study  # noqa: F401
 from infinipot.cli.app import app
+from infinipot.cli.command_options import origin
 from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say
-from infinipot.cli.options import origin
+
+# isort: off
+from infinipot.cli import generate, chat, distill, info, policies, serve, bench  # noqa: F401
+from infinipot.cli import needle, plot, inspect, study, eval  # noqa: F401
+# isort: on
+# The imports add the commands to the app. Help lists them in this order.
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run a command line, sys.argv by default. Returns the exit code; errors are one line on
+    """Run a command line, sys.argv by default. Returns the exit code. An error is one line on
     stderr."""
     if args is None:
         args = sys.argv[1:]
-    else:
-        args = args
     debug = "--debug" in args
     if not debug:
         hush()
@@ -32,13 +35,13 @@ def main(args: list[str] | None = None) -> int:
             sys.stdout.flush()
             return int(code or 0)
         except (ClosedOutput, BrokenPipeError):
-            # what is still buffered goes nowhere, quietly
+            # discard what is still buffered
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 141
         except Exception as problem:
             if debug:
                 traceback.print_exc()
-            line, code = explained(problem)
+            line, code = explain(problem)
             say(line)
             return code
 
@@ -47,8 +50,7 @@ TORCHAO = {
     "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
     "torch.utils._pytree": ("Calling register_constant() on Enum subclasses",),
 }
-"""Logger -> what torchao, where it is installed, has printed whenever transformers imports it:
-about its libraries, and its use of torch."""
+"""Messages by logger that torchao, if it is installed, prints when transformers imports it."""
 
 
 def not_from_torchao(record: logging.LogRecord) -> bool:
@@ -56,38 +58,35 @@ def not_from_torchao(record: logging.LogRecord) -> bool:
 
 
 def hush() -> None:
-    """No bars of other libraries, and no torchao's own warnings; works only before they are
-    imported."""
+    """Hide other libraries' bars and torchao's warnings. Works only before they are imported."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     for name in TORCHAO:
         logging.getLogger(name).addFilter(not_from_torchao)
 
 
-def explained(problem: Exception) -> tuple[str, int]:
-    """One line about what went wrong, and the exit code: 2 if what was given cannot be used, 1 if
-    running it failed."""
+def explain(problem: Exception) -> tuple[str, int]:
+    """One line about an error, and the exit code: 2 for bad use, 1 for a failure while running."""
+    text = " ".join(str(problem).split())
     if isinstance(problem, Stopped):
         return str(problem), 130
-    usage = getattr(problem, "format_message", None)
-    if usage is not None:  # click's errors, wherever typer keeps click
-        context = getattr(problem, "ctx", None)
-        parameter = getattr(problem, "param", None)
-        if context and parameter:
-            came = origin(context, parameter.name)
-        else:
-            came = ""
-        if came and not came.startswith("--"):
-            source = f" (from {came})"
-        else:
-            source = ""
-        return (
-            f"{usage().rstrip('.')}{source} (see {getattr(context, 'command_path', 'infinipot')} --help)",
-            2,
-        )
-    text = " ".join(str(problem).split())
-    if isinstance(problem, (BadUse, Failure, ValueError)):
-        return text, 1 if isinstance(problem, Failure) else 2
+    if hasattr(problem, "format_message"):  # an error of click, wherever typer keeps click
+        return explain_usage(problem), 2
+    if isinstance(problem, Failure):
+        return text, 1
+    if isinstance(problem, (BadUse, ValueError)):
+        return text, 2
     return f"{type(problem).__name__}: {text[:500]} (--debug shows where)", 1
+
+
+def explain_usage(problem: Any) -> str:
+    context = getattr(problem, "ctx", None)
+    parameter = getattr(problem, "param", None)
+    text = problem.format_message().rstrip(".")
+    if context and parameter:
+        source = origin(context, parameter.name)
+        if not source.startswith("--"):
+            text += f" (from {source})"
+    return f"{text} (see {getattr(context, 'command_path', 'infinipot')} --help)"
 
 
 __all__ = ["main"]

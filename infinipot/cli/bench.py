@@ -1,15 +1,18 @@
-"""What `bench` and `plot` do beside measuring and drawing: read their options, load the model,
-print the table, keep the result."""
+"""infinipot bench: measure, print the table, keep the result."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from infinipot.cli.app import EPILOG, app
+from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, doing, put, say
-from infinipot.cli.options import Given
+from infinipot.cli.options import COMMON, POT
 
 if TYPE_CHECKING:
     from infinipot.bench.comparison import Task
@@ -26,46 +29,129 @@ COLUMNS = {
     "batch peak MB": ("batch_peak_bytes", 1e6, 0),
     "KV MB": ("kv_bytes", 1e6, 0),
 }
-"""Heading: number in a row, what it is divided by, decimals."""
+"""Heading: number in a row, divisor, decimals."""
+
+
+@app.command("bench", epilog=EPILOG)
+@takes(POT, COMMON)
+def bench(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="As for generate, or a shape with random weights: llama-8b-shape.",
+            show_default=False,
+        ),
+    ],
+    options: CommandOptions,
+    length_list: Annotated[
+        str,
+        typer.Option("--lengths", metavar="N,N", help="Tokens to read; 8k is 8,192, 1m 1,048,576."),
+    ] = "8k,32k",
+    compare: Annotated[
+        str | None,
+        typer.Option("--compare", metavar="stock", help="Also measure stock transformers."),
+    ] = None,
+    batch: Annotated[
+        int,
+        typer.Option(
+            "--batch", metavar="N", min=1, help="Answers decoded together, besides one alone."
+        ),
+    ] = 8,
+    decode_tokens: Annotated[
+        int, typer.Option("--decode-tokens", metavar="N", min=8, help="Tokens of each answer.")
+    ] = 64,
+    rounds: Annotated[
+        int,
+        typer.Option(
+            "--rounds", metavar="N", min=1, help="Times each row is measured; its medians count."
+        ),
+    ] = 3,
+    patience: Annotated[
+        float,
+        typer.Option(
+            "--patience", metavar="S", help="A row that took longer than this is not repeated."
+        ),
+    ] = 60,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="Share a shape's layers out over all GPUs.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Add the result to this file. "
+            "[default: benchmarks/results/bench.jsonl, if the folder exists]",
+        ),
+    ] = None,
+) -> int:
+    """Measure speed and memory of reading and answering in a pot."""
+    if compare not in (None, "stock"):
+        raise BadUse(
+            f"--compare {compare} is not known: stock is; kvpress, which needs another "
+            "transformers, has benchmarks/kvpress_beside.py"
+        )
+    tokens = lengths(length_list)
+    from infinipot.bench.comparison import Task
+
+    task = Task(
+        lengths=tokens,
+        stock=compare == "stock",
+        batch=batch,
+        tokens=decode_tokens,
+        rounds=rounds,
+        patience_s=patience,
+    )
+    measure(options, model, task, result_file(out), spread)
+    return 0
 
 
 def lengths(text: str) -> tuple[int, ...]:
     """`8k,32k,1m` -> tokens; k is 1,024, m is 1,048,576."""
-    found = []
+    tokens = set()
     for part in text.lower().split(","):
+        digits = part
+        unit = 1
         if part[-1:] in UNITS:
             digits = part[:-1]
             unit = UNITS[part[-1]]
-        else:
-            digits = part
-            unit = 1
         if not digits.strip().isdigit() or not int(digits):
             raise BadUse(
-                f"--lengths {text!r} is not allowed: give numbers of tokens with commas between, such as 8192 or 8k,32k,1m"
+                f"--lengths {text!r} is not allowed: give numbers of tokens, "
+                "separated by commas, such as 8192 or 8k,32k,1m"
             )
-        found.append(int(digits) * unit)
-    return tuple(sorted(set(found)))
+        tokens.add(int(digits) * unit)
+    return tuple(sorted(tokens))
 
 
-def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) -> None:
-    """Measure, print the table to stderr and the document, one line of JSON, to stdout, and add it
-    to a file of such lines."""
-    from infinipot.cli.run import silence
-
+def result_file(out: Path | None) -> Path | None:
+    """Where the result is kept; None: nowhere."""
     if out is None and RESULTS.is_dir():
-        out = RESULTS / "bench.jsonl"
+        return RESULTS / "bench.jsonl"
     if out is not None and not out.absolute().parent.is_dir():
         raise BadUse(f"cannot keep the result in {out}: there is no folder {out.absolute().parent}")
-    config = given.config()
-    quiet = bool(given["quiet"])
-    with doing(f"loading {model}", quiet):
-        silence(quiet)
-        loaded = load(given, model, spread)
+    return out
+
+
+def measure(
+    options: CommandOptions, model: str, task: Task, out: Path | None, spread: bool
+) -> None:
+    """Measure. The table goes to stderr, the document, one line of JSON, to stdout and to the end
+    of the file `out`."""
+    from infinipot.cli.session import silence
+
+    config = options.config()
+    with doing(f"loading {model}", options.quiet):
+        silence(options.quiet)
+        loaded = load(options, model, spread)
     from infinipot.bench.comparison import compare
 
-    document = compare(
-        Path(model).name, loaded, config, task, (lambda line: None) if quiet else say
-    )
+    def show(line: str) -> None:
+        if not options.quiet:
+            say(line)
+
+    document = compare(Path(model).name, loaded, config, task, show)
     for line in table(document):
         say(line)
     text = json.dumps(rounded(document))
@@ -75,30 +161,26 @@ def run(given: Given, model: str, task: Task, out: Path | None, spread: bool) ->
     put(text + "\n")
 
 
-def load(given: Given, model: str, spread: bool) -> Any:
+def load(options: CommandOptions, model: str, spread: bool) -> Any:
     """A model by name, or a shape with random weights."""
     from infinipot.bench.shapes import SHAPES, shaped
     from infinipot.model import load
 
     if model in SHAPES:
-        device = load.best_device(given["device"] or "auto")
-        return shaped(
-            model,
-            device=device,
-            dtype=load.best_dtype(given["dtype"] or "bfloat16", device),
-            spread=spread,
-        )
+        device = load.best_device(options["device"] or "auto")
+        dtype = load.best_dtype(options["dtype"] or "bfloat16", device)
+        return shaped(model, device=device, dtype=dtype, spread=spread)
+    names = ", ".join(SHAPES)
     if spread:
-        raise BadUse(f"--spread is for shapes ({', '.join(SHAPES)}), not for {model}")
-    wanted = {name: given[name] for name in ("device", "dtype") if given[name]}
+        raise BadUse(f"--spread is for shapes ({names}), not for {model}")
     try:
-        return load.load(model, **wanted)[0]
+        return load.load(model, **options.loading)[0]
     except OSError as problem:
-        raise BadUse(f"{problem}; shapes with random weights: {', '.join(SHAPES)}") from problem
+        raise BadUse(f"{problem}; shapes with random weights: {names}") from problem
 
 
 def rounded(value: Any) -> Any:
-    """The document with five significant digits, which is more than these numbers have."""
+    """The document with five significant digits, more than these numbers have."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):
@@ -114,63 +196,61 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     machine = document["machine"]
     task = document["task"]
     yield (
-        f"{model['name']}, {model['parameters'] / 1e6:,.0f}M parameters, {model['dtype']}, {machine['gpu'] or machine['cpu']}, torch "
-        f"{machine['torch']}, transformers {machine['transformers']}, stock attention {model['attention']}"
+        f"{model['name']}, {model['parameters'] / 1e6:,.0f}M parameters, {model['dtype']}, "
+        f"{machine['gpu'] or machine['cpu']}, torch {machine['torch']}, "
+        f"transformers {machine['transformers']}, stock attention {model['attention']}"
     )
-    yield f"pot {document['pot_size']:,}, distil to {document['distill_to']:,}; batch {task['batch']}; medians of up to {task['rounds']} rounds"
+    yield (
+        f"pot {document['pot_size']:,}, distil to {document['distill_to']:,}; "
+        f"batch {task['batch']}; medians of up to {task['rounds']} rounds"
+    )
     yield f"{'tokens':>10} {'':6}" + "".join(f"{heading:>15}" for heading in COLUMNS)
     for row in document["rows"]:
-        cells = "".join(
-            f"{cell(row.get(name), unit, digits):>15}" for name, unit, digits in COLUMNS.values()
-        )
-        yield f"{row['length']:>10,} {row['what']:6}{cells}" + (
-            f"  {row['died']}" if row.get("died") else ""
-        )
+        yield row_text(row)
     for ratio in document["ratios"]:
-        cells = "".join(
-            f"{f'{ratio[name]:.2f} x' if name in ratio else '':>15}"
-            for name, _, _ in COLUMNS.values()
-        )
-        yield f"{ratio['length']:>10,} {'ratio':6}{cells}"
-    speeds = {
-        row["what"]: row["prefill_tps"]
-        for row in document["rows"]
-        if row["length"] == whole_loop(document)
-    }
+        yield ratio_text(ratio)
+    yield from overhead(document)
+
+
+def row_text(row: dict[str, Any]) -> str:
+    text = f"{row['length']:>10,} {row['what']:6}"
+    for name, unit, digits in COLUMNS.values():
+        value = row.get(name)
+        cell = "-"
+        if value is not None:
+            cell = f"{value / unit:,.{digits}f}"
+        text += f"{cell:>15}"
+    if row.get("died"):
+        text += f"  {row['died']}"
+    return text
+
+
+def ratio_text(ratio: dict[str, Any]) -> str:
+    text = f"{ratio['length']:>10,} {'ratio':6}"
+    for name, _, _ in COLUMNS.values():
+        cell = ""
+        if name in ratio:
+            cell = f"{ratio[name]:.2f} x"
+        text += f"{cell:>15}"
+    return text
+
+
+def overhead(document: dict[str, Any]) -> Iterator[str]:
+    """What distillation costs: at the length at which the loop alone was measured, and by part."""
+    rows = document["rows"]
+    length = next((row["length"] for row in rows if row["what"] == "loop"), None)
+    speeds = {row["what"]: row["prefill_tps"] for row in rows if row["length"] == length}
     if speeds:
-        novelty, all_of_it = (1 - speeds["pot"] / speeds[other] for other in ("no nuc", "loop"))
-        yield f"of the time to read, novelty takes {100 * novelty:.1f} %, it and the catalyst together {100 * all_of_it:.1f} %"
-    if parts := document["parts"]:
+        novelty = 1 - speeds["pot"] / speeds["no nuc"]
+        distillation = 1 - speeds["pot"] / speeds["loop"]
+        yield (
+            f"of the time to read, novelty takes {100 * novelty:.1f} %, "
+            f"novelty and catalyst together {100 * distillation:.1f} %"
+        )
+    parts = document["parts"]
+    if parts:
         shares = ", ".join(
             f"{name.replace('_', ' ')} {100 * share:.1f} %"
             for name, share in parts["shares"].items()
         )
         yield f"part by part: {shares}; together {100 * parts['overhead']:.1f} %"
-
-
-def whole_loop(document: dict[str, Any]) -> int | None:
-    """The length at which the loop alone was measured."""
-    return next((row["length"] for row in document["rows"] if row["what"] == "loop"), None)
-
-
-def cell(value: float | None, unit: float, digits: int) -> str:
-    if value is None:
-        return "-"
-    return f"{value / unit:,.{digits}f}"
-
-
-def plot(results: Path, model: str | None, stem: Path | None) -> None:
-    try:
-        from infinipot.bench import figure
-    except ModuleNotFoundError as problem:
-        raise BadUse(f"plotting needs {problem.name}: pip install 'infinipot[plot]'") from problem
-    if not results.is_file():
-        raise BadUse(
-            f"there is no file {results}: `infinipot bench MODEL --out {results}` makes one"
-        )
-    document = figure.latest(results, model)
-    stem = stem or results.with_name(f"{results.stem}-{document['model']['name']}")
-    if not stem.absolute().parent.is_dir():
-        raise BadUse(f"cannot write {stem}: there is no folder {stem.absolute().parent}")
-    for path in figure.draw(document, stem):
-        put(f"{path}\n")

@@ -1,22 +1,105 @@
-"""The chat loop: a line in, an answer out."""
+"""infinipot chat: a line in, an answer out."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from infinipot.cli import run
-from infinipot.cli.console import BadUse, Failure, put, say, statistics
+import typer
+
+from infinipot.cli.app import EPILOG, Model, SavedPot, TextFile, app
+from infinipot.cli.command_options import CommandOptions, takes
+from infinipot.cli.console import BadUse, Failure, put, say
+from infinipot.cli.options import COMMON, POT, SAMPLING
 
 if TYPE_CHECKING:
     from infinipot import Session
+    from infinipot.cli.session import Job
 
-HELP = "/stats what was read and what it takes · /save FILE save the pot · /quit or Ctrl-D leave · Ctrl-C stop an answer"
+HELP = (
+    "/stats what was read and how much memory it takes · /save FILE save the pot · "
+    "/quit or Ctrl-D leave · Ctrl-C stop an answer"
+)
+NewPot = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-pot",
+        metavar="FILE",
+        help="Save the pot here, after reading and when the chat ends.",
+    ),
+]
+
+
+@app.command("chat", epilog=EPILOG)
+@takes(POT, SAMPLING, COMMON)
+def chat(
+    model: Model,
+    options: CommandOptions,
+    file: TextFile = None,
+    pot: SavedPot = None,
+    save_pot: NewPot = None,
+) -> int:
+    """Talk, without end, in a pot of fixed size. A line is a message; /help lists the commands."""
+    from infinipot.cli.session import open_session, prepare, read
+
+    if file == "-":
+        raise BadUse(
+            "-f - would read the text from stdin, where the messages come from: give a file"
+        )
+    job = prepare(options, file=file, question=None, pot=pot, save=save_pot)
+    if job.config.prefill == "whole":
+        raise BadUse(
+            "prefill whole distils once for each answer, so a chat has no pot to go on with: "
+            "leave it out, or ask with generate"
+        )
+    session = open_session(job, model)
+    if job.source is not None:
+        read(job, session)
+    talk(job, session)
+    return 0
+
+
+def talk(job: Job, session: Session) -> None:
+    """Answer messages until the input ends. Then save the pot if the command asks for it."""
+    from infinipot.cli.session import report, save
+
+    interactive = sys.stdin.isatty()
+    if interactive and not job.options.quiet:
+        say("a line is a message; /help, /quit")
+    while True:
+        line = next_line(interactive)
+        if line is None and interactive:
+            print(file=sys.stderr)
+        if line is None:
+            break
+        if line.startswith("/"):
+            if not command(line, session):
+                break
+        elif line.strip():
+            reply(job, session, line, interactive)
+    if job.save is not None:
+        say(save(job, session))
+    report(job, session)
+
+
+def reply(job: Job, session: Session, message: str, interactive: bool) -> None:
+    """Answer one message. On a terminal a message that cannot be answered does not end the chat."""
+    from infinipot.cli.session import answer
+
+    try:
+        answer(session, message, job.sampling, put, aware=False)
+    except ValueError as problem:
+        if not interactive:
+            raise
+        say(str(problem))
+    else:
+        put("\n")
 
 
 def next_line(interactive: bool) -> str | None:
-    """The next message; None at the end of the input, or when Ctrl-C is pressed at the prompt."""
+    """The next message; None at the end of the input, or after Ctrl-C at the prompt."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if interactive and sys.stdout.isatty():
@@ -38,7 +121,9 @@ def next_line(interactive: bool) -> str | None:
 
 
 def command(line: str, session: Session) -> bool:
-    """Do what a line beginning with / says. Returns whether the chat goes on."""
+    """Run a line that begins with /. Returns whether the chat goes on."""
+    from infinipot.cli.session import statistics, write
+
     word, _, rest = line.strip().partition(" ")
     if word == "/quit":
         return False
@@ -46,7 +131,7 @@ def command(line: str, session: Session) -> bool:
         say(statistics(session))
     elif word == "/save" and rest.strip():
         try:
-            run.write(session, rest.strip())
+            write(session, rest.strip())
             say(f"pot saved in {rest.strip()}")
         except Failure as problem:
             say(str(problem))
@@ -55,32 +140,3 @@ def command(line: str, session: Session) -> bool:
     else:
         say(f"{word} is not known ({HELP}). A message that begins with / needs a space before it")
     return True
-
-
-def talk(plan: run.Plan, session: Session) -> None:
-    """Read the text, if there is one, then answer messages until the input ends. The pot is saved
-    at the end, if that is wanted."""
-    interactive = sys.stdin.isatty()
-    if plan.source is not None:
-        run.read(plan, session)
-    if interactive and not plan.quiet:
-        say("a line is a message; /help, /quit")
-    while (line := next_line(interactive)) is not None:
-        if line.startswith("/"):
-            if not command(line, session):
-                break
-        elif line.strip():
-            try:
-                run.answer(session, line, plan.sampling, put, aware=False)
-            except ValueError as problem:
-                if not interactive:
-                    raise
-                say(str(problem))
-            else:
-                put("\n")
-    else:
-        if interactive:
-            print(file=sys.stderr)
-    if plan.save is not None:
-        say(run.save(plan, session))
-    run.report(plan, session)

@@ -1,24 +1,52 @@
-"""Policies as they are named on the command line."""
+"""infinipot policies"""
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-if TYPE_CHECKING:
-    from infinipot.policies import Policy
+import typer
 
+from infinipot.cli.app import app
+from infinipot.cli.console import put
+from infinipot.cli.policy_names import parse_policy
 
-def policy_named(text: str) -> Policy:
-    """A policy by its name, or from a module, also one in the current folder."""
-    from infinipot.policies import policy_of
-
-    find_modules(text)
-    return policy_of(text)
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="NAME", help="Show this policy's options.", show_default=False),
+]
 
 
-def find_modules(policies: str) -> None:
-    """Let modules in the current folder be found, behind all others, if policies may come from one."""
-    if ":" in policies and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+@app.command("policies")
+def policies(name: Name = None, debug: bool = False) -> int:
+    """List the policies: how surviving entries are chosen. With a name, or package.module:Class,
+    its options."""
+    if name is None:
+        show_all()
+    else:
+        show(name)
+    return 0
+
+
+def show_all() -> None:
+    from infinipot.policies import POLICIES
+
+    width = max(map(len, POLICIES))
+    for name, policy in POLICIES.items():
+        put(f"{name:{width}}  {policy.summary}\n")
+
+
+def show(name: str) -> None:
+    """One policy: its summary, its paper, its options with their defaults."""
+    from infinipot.policies.registry import documentation
+
+    policy = parse_policy(name)
+    put(f"{policy.name}: {policy.summary}\n")
+    if policy.paper:
+        put(f"paper: {policy.paper}\n")
+    texts = documentation(type(policy))
+    for option, value in policy.values.items():
+        put(f"  {option} = {value!r}\n")
+        if texts[option]:
+            put(f"      {texts[option]}\n")
+    if not texts:
+        put("It has no options of its own.\n")

@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from infinipot.cli.app import EPILOG, Model, app
-from infinipot.cli.console import BadUse, Failure
-from infinipot.cli.evaluate import SWEEP, Bench, Json, Out, bench, listed, share, show, size
-from infinipot.cli.options import COMMON, POT, Given, takes
+from infinipot.cli.command_options import CommandOptions, takes
+from infinipot.cli.console import BadUse
+from infinipot.cli.eval import check_metrics, rows
+from infinipot.cli.options import COMMON, POT
+from infinipot.cli.sweep import (
+    SWEEP,
+    Json,
+    Out,
+    Sweep,
+    need_results,
+    prepare,
+    refuse_system,
+    share,
+    show,
+    size,
+    split,
+)
 
-# ruff: noqa: UP045 (typer reads the annotations when it runs, on Python 3.10 too)
-
-NAMES = "catalyst, novelty, memory (LongBench rows); ablation (needles); kept (what is kept and where); hops (chains of facts across cycles)."
+NAMES = (
+    "catalyst, novelty, memory (LongBench rows); ablation (needles); "
+    "kept (what is kept and where); hops (chains of facts across cycles)."
+)
+Outcome = tuple[list[Any], str, list[Path]]
+"""Records, the table, files."""
 
 
 @app.command("study", epilog=EPILOG)
@@ -22,17 +39,17 @@ NAMES = "catalyst, novelty, memory (LongBench rows); ablation (needles); kept (w
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help=NAMES, show_default=False)],
     model: Model,
-    given: Given,
+    options: CommandOptions,
     out: Out,
     data: Annotated[
-        Optional[Path], typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files.")
+        Path | None, typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files.")
     ] = None,
     style: Annotated[
-        Optional[Path],
-        typer.Option(metavar="FOLDER", help="Rows made in LongBench's image, reported apart."),
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Rows in LongBench's style, reported apart."),
     ] = None,
     tasks: Annotated[
-        Optional[str], typer.Option(metavar="LIST", help="Only these tasks of LongBench.")
+        str | None, typer.Option(metavar="LIST", help="Only these tasks of LongBench.")
     ] = None,
     lengths: Annotated[
         str, typer.Option(metavar="LIST", help="ablation, hops: tokens of the texts.")
@@ -56,6 +73,26 @@ def study(
 ) -> int:
     """One of the paper's studies: its methods on the same texts, a table and a figure. --policy
     gives kept and hops other methods."""
+    sweep, kind = prepare_study(name, model, options, out)
+    texts: dict[str, Any] = {
+        "haystack": haystack,
+        "lengths": [size(text) for text in split(lengths)],
+        "trials": trials,
+    }
+    if kind == "longbench":
+        outcome = on_rows(name, sweep, rows(data, style, tasks))
+    elif kind == "kept":
+        outcome = on_kept(name, sweep, rows(data, style, tasks))
+    elif kind == "needle":
+        outcome = on_needles(name, sweep, depths=[share(text) for text in split(depths)], **texts)
+    else:
+        outcome = on_hops(name, sweep, hops=[size_or_zero(text) for text in split(hops)], **texts)
+    show(*outcome, json)
+    return 0
+
+
+def prepare_study(name: str, model: str, options: CommandOptions, out: Path) -> tuple[Sweep, str]:
+    """Check the command line. Returns the sweep and the kind of the study."""
     from infinipot.checks import known
     from infinipot.eval.studies import PROMPTS, STUDIES
     from infinipot.optional import EVAL, need
@@ -63,46 +100,11 @@ def study(
     known("study", name, STUDIES)
     need("matplotlib", "the figure", EVAL)
     plan = STUDIES[name]
-    if given["policy"] and plan.kind not in ("kept", "hops"):
+    if options["policy"] and plan.kind not in ("kept", "hops"):
         raise BadUse(f"study {name} has methods of its own: leave --policy out")
-    table = bench(given, model, out, plan.policies, prompts=PROMPTS)
-    options: dict[str, Any] = {
-        "haystack": haystack,
-        "lengths": [size(text) for text in listed(lengths)],
-        "trials": trials,
-    }
-    if plan.kind in ("longbench", "kept"):
-        sets = rows(data, style, listed(tasks) if tasks else None)
-        return on_rows(name, table, sets, out, json)
-    if plan.kind == "needle":
-        from infinipot.eval import report
-        from infinipot.eval.tasks import needle as test
-
-        units: list[Any] = test.plan(
-            table.model,
-            table.methods,
-            kind="number",
-            depths=[share(text) for text in listed(depths)],
-            **options,
-        )
-        records = table.run(units, test.NAME, test.KEY, name, given["limit"])
-        write = report.write
-    else:
-        from infinipot.eval.tasks import hops as chains
-
-        units = chains.plan(
-            table.model,
-            table.methods,
-            hops=[size_or_zero(text) for text in listed(hops)],
-            **options,
-        )
-        records = table.run(units, chains.NAME, chains.KEY, name, given["limit"])
-        write = chains.write
-    if not records:
-        raise Failure("there is no result: memory sufficed for none of the readings")
-    text, files = write(records, out)
-    show(records, text, files, json)
-    return 0
+    sweep = prepare(options, model, out, plan.policies, prompts=PROMPTS)
+    refuse_system(options)
+    return sweep, plan.kind
 
 
 def size_or_zero(text: str) -> int:
@@ -111,42 +113,47 @@ def size_or_zero(text: str) -> int:
     return size(text)
 
 
-def rows(data: Path | None, style: Path | None, tasks: list[str] | None) -> dict[str, list[Any]]:
-    if data is None and style is None:
-        raise BadUse(
-            "no rows: give the folder of LongBench's files with --data, or of others with --style"
-        )
-    from infinipot.eval.tasks import longbench as test
-
-    return {
-        kind: test.read_rows(folder, tasks)
-        for kind, folder in ((test.GENUINE, data), (test.STYLE, style))
-        if folder is not None
-    }
-
-
-def on_rows(name: str, table: Bench, sets: dict[str, list[Any]], out: Path, json: bool) -> int:
-    """The studies that read LongBench rows."""
+def on_rows(name: str, sweep: Sweep, sets: dict[str, list[Any]]) -> Outcome:
+    """A study with LongBench's tasks."""
     from infinipot.eval import scores, studies
-    from infinipot.eval.metrics import needed
-    from infinipot.eval.tasks import kept, longbench
+    from infinipot.eval.tasks import longbench as task
 
-    limit = table.given["limit"]
-    if studies.STUDIES[name].kind == "kept":
-        if len(sets) > 1:
-            raise BadUse("kept reads one set of rows: give --data or --style")
-        units: list[Any] = kept.plan(table.model, table.methods, next(iter(sets.values())), limit)
-        records = table.run(units, kept.NAME, kept.KEY, name)
-    else:
-        needed({longbench.tasks()[row.task].metric for some in sets.values() for row in some})
-        units = longbench.plan(table.model, table.methods, list(sets.items()), limit=limit)
-        records = table.run(units, longbench.NAME, longbench.KEY, name)
-    if not records:
-        raise Failure("there is no result: memory sufficed for none of the rows")
-    if studies.STUDIES[name].kind == "kept":
-        text, files = kept.write(records, out)
-    else:
-        text, files = scores.write(records, out, studies.STUDIES[name].against)
-        files += studies.figure(name, records, out)
-    show(records, text, files, json)
-    return 0
+    check_metrics(sets)
+    limit = sweep.options["limit"]
+    units = task.plan(sweep.model, sweep.methods, list(sets.items()), limit=limit)
+    records = sweep.run(units, task, name)
+    need_results(records)
+    text, files = scores.write(records, sweep.out, studies.STUDIES[name].against)
+    return records, text, [*files, *studies.figure(name, records, sweep.out)]
+
+
+def on_kept(name: str, sweep: Sweep, sets: dict[str, list[Any]]) -> Outcome:
+    """Which entries are kept of LongBench's texts."""
+    from infinipot.eval.tasks import kept as task
+
+    if len(sets) > 1:
+        raise BadUse("kept reads one set of rows: give --data or --style")
+    (texts,) = sets.values()
+    units = task.plan(sweep.model, sweep.methods, texts, sweep.options["limit"])
+    records = sweep.run(units, task, name)
+    need_results(records)
+    return records, *task.write(records, sweep.out)
+
+
+def on_needles(name: str, sweep: Sweep, **texts: Any) -> Outcome:
+    from infinipot.eval import report
+    from infinipot.eval.tasks import needle as task
+
+    units = task.plan(sweep.model, sweep.methods, kind="number", **texts)
+    records = sweep.run(units, task, name, sweep.options["limit"])
+    need_results(records)
+    return records, *report.write(records, sweep.out)
+
+
+def on_hops(name: str, sweep: Sweep, **texts: Any) -> Outcome:
+    from infinipot.eval.tasks import hops as task
+
+    units = task.plan(sweep.model, sweep.methods, **texts)
+    records = sweep.run(units, task, name, sweep.options["limit"])
+    need_results(records)
+    return records, *task.write(records, sweep.out)

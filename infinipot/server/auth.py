@@ -1,9 +1,8 @@
-"""Who may come in: the API key, and no pages of other sites, under whatever name. Counts what goes out."""
+"""Checks the API key, the origin and the host of each request, and limits the size of its body."""
 
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -11,24 +10,25 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from infinipot.server.bodies import TOO_LARGE, receiving
-from infinipot.server.errors import Refusal
-
-if TYPE_CHECKING:
-    from infinipot.server.service import Serving
+from infinipot.server.bodies import TOO_LARGE, limited_receive
+from infinipot.server.errors import APIError
+from infinipot.server.service import Service
 
 OPEN = ("/", "/health", "/docs", "/openapi.json")
-"""Paths that need no key: they tell nothing and do nothing."""
+"""Paths that need no key. They reveal nothing and change nothing."""
+MAX_BODIES = 4
+"""Memory for the bodies of all open requests, in bodies of the largest size."""
+FULL = (
+    "the requests in hand hold as much text as there is room for: "
+    "try again later, or send a smaller one"
+)
 
 
-ROOM = 4
-"""How many bodies of the largest size are held at once, those of requests that wait or are being answered among them."""
-FULL = "the requests in hand hold as much text as there is room for: try again later, or send a smaller one"
-
-
-class Guard:
-    def __init__(self, app: ASGIApp, serving: Serving) -> None:
-        self.app, self.serving = app, serving
+class AuthMiddleware:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+        self.access = service.access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -37,45 +37,58 @@ class Guard:
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                route = scope.get("route")
-                self.serving.metrics.requests.labels(getattr(route, "path", "other"), message["status"]).inc()
+                path = getattr(scope.get("route"), "path", "other")
+                self.service.metrics.requests.labels(path, message["status"]).inc()
             await send(message)
 
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["path"], headers)
-        most = None if scope["method"] == "PUT" else self.serving.max_body_bytes  # a stream may be of any length
-        length = headers.get("content-length", "0")
-        if refusal is None and most is not None and length.isdigit() and int(length) > most:
-            refusal = Refusal(413, TOO_LARGE.format(most))
-        if refusal is not None:
-            await JSONResponse(refusal.body(), refusal.status)(scope, receive, counted)
+        # a streamed text may be of any length
+        max_bytes = None if scope["method"] == "PUT" else self.access.max_body_bytes
+        error = self._access_error(scope["path"], headers) or _length_error(headers, max_bytes)
+        if error is not None:
+            await JSONResponse(error.body(), error.status)(scope, receive, counted)
             return
-        held = 0
+        body_bytes = 0
 
         def count(size: int) -> None:
-            nonlocal held
-            if most is None:
+            nonlocal body_bytes
+            if max_bytes is None:
                 return
-            if self.serving.held_bytes + size > ROOM * most:
+            if self.service.body_bytes + size > MAX_BODIES * max_bytes:
                 raise HTTPException(429, FULL)
-            held += size
-            self.serving.held_bytes += size
+            body_bytes += size
+            self.service.body_bytes += size
 
         try:
-            await self.app(scope, receiving(receive, self.serving.patience_s, most, count), counted)
+            limited = limited_receive(receive, self.access.patience_s, max_bytes, count)
+            await self.app(scope, limited, counted)
         finally:
-            self.serving.held_bytes -= held
+            self.service.body_bytes -= body_bytes
 
-    def _refusal(self, path: str, headers: Headers) -> Refusal | None:
+    def _access_error(self, path: str, headers: Headers) -> APIError | None:
         origin = headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            return Refusal(403, "pages of other sites may not use this server", code="cross_origin")
-        key = self.serving.api_key
-        if key is None and (refusal := self.serving.hosts.refusal(headers.get("host"))):  # with a key no page of others gets far
-            return refusal
-        if key is None or path in OPEN or path.startswith("/page/"):
+            message = "pages of other sites may not use this server"
+            return APIError(403, message, code="cross_origin")
+        key = self.access.api_key
+        if key is None:  # other sites' pages do not know a key
+            return self.access.hosts.error(headers.get("host"))
+        if path in OPEN or path.startswith("/page/"):
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), key.encode()):  # takes as long for any wrong key
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        # takes the same time for every wrong key
+        matches = hmac.compare_digest(token.encode("latin-1"), key.encode())
+        if scheme.lower() == "bearer" and matches:
             return None
-        return Refusal(401, "the API key is wrong or missing: send it as `Authorization: Bearer KEY`", code="invalid_api_key")
+        return APIError(
+            401,
+            "the API key is wrong or missing: send it as `Authorization: Bearer KEY`",
+            code="invalid_api_key",
+        )
+
+
+def _length_error(headers: Headers, max_bytes: int | None) -> APIError | None:
+    length = headers.get("content-length", "0")
+    if max_bytes is not None and length.isdigit() and int(length) > max_bytes:
+        return APIError(413, TOO_LARGE.format(max_bytes))
+    return None

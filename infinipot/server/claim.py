@@ -1,4 +1,4 @@
-"""Whose a folder of pots is: one server's alone, or that of several that know of each other."""
+"""A lock on the folder of pots: one server owns it alone, or several share it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ except ModuleNotFoundError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""The file that is locked; it holds nothing, and stays."""
+"""The locked file. It is empty, and stays."""
 
 
 class Claim:
-    """Holds a folder until `end`, or until the process ends, however it does. shared: with others that share it."""
+    """Holds a folder until `end`, or until the process ends. shared: others may share it."""
 
     def __init__(self, folder: Path, shared: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._handle: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         if fcntl is None:
             return
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             self.end()
-            raise ValueError(f"another server uses the folder {folder}: end it, give another --pot-dir, or serve replicas with --ray") from None
+            raise ValueError(
+                f"another server uses the folder {folder}: "
+                "end it, give another --pot-dir, or serve replicas with --ray"
+            ) from None
         except OSError:  # this file system has no locks
             pass
 

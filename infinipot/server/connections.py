@@ -1,4 +1,4 @@
-"""Connections: not more than there are file handles for, and none that keeps its handle without a request."""
+"""Limits the number of connections, and closes idle ones."""
 
 from __future__ import annotations
 
@@ -10,58 +10,64 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from infinipot.server.errors import Refusal
+from infinipot.server.errors import APIError
 
 log = logging.getLogger("infinipot")
 
 BACKLOG = 128
-"""Connections that are accepted at once, before any of them is looked at."""
+"""Connections that the system accepts before the server sees them."""
 OTHERS = 64
-"""File handles for everything else."""
-MOST = 4096
+"""File handles left for everything else."""
+MAX_CONNECTIONS = 4096
 HEAD_S = 20.0
-"""How long a request's first lines may take to come."""
+"""How long the head of a request may take."""
 QUIET_S = 60.0
-"""The same complaint is not written more often."""
+"""The least time between two log lines of the same text."""
 FULL = "the server has as many connections as it can have: try again later"
 
 
-def most_connections() -> int:
-    """As many as the process has file handles for."""
+def max_connections() -> int:
+    """As many as the process's file handles allow."""
     try:
         import resource
-    except ModuleNotFoundError:  # there is no such bound where there is no such module
-        return MOST
+    except ModuleNotFoundError:  # Windows has no such limit
+        return MAX_CONNECTIONS
     handles = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST if handles == resource.RLIM_INFINITY else max(8, min(MOST, handles - BACKLOG - OTHERS))
+    if handles == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(8, min(MAX_CONNECTIONS, handles - BACKLOG - OTHERS))
 
 
-class Seldom:
-    """Complaints, each kind once in a while."""
+class ThrottledLog:
+    """Logs each text at most once in QUIET_S seconds."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def say(self, text: str) -> None:
+    def error(self, text: str) -> None:
         now = time.monotonic()
         if now - self._last.get(text, -QUIET_S) >= QUIET_S:
             self._last[text] = now
             log.error("%s", text)
 
     def on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What asyncio calls for problems that nobody waits for: without file handles it would call thousands of times a second."""
+        """The exception handler of the event loop. Without file handles asyncio calls it thousands
+        of times a second."""
         if isinstance(context.get("exception"), OSError) and "accept" in context.get("message", ""):
-            self.say(f"no more connections can be accepted: {context['exception']}")
+            self.error(f"no more connections can be accepted: {context['exception']}")
         else:
             loop.default_exception_handler(context)
 
 
 class Connection(H11Protocol):
-    """uvicorn's, with an end for those that send no request, or do not fetch their answer. patience_s, most: set for each server."""
+    """uvicorn's connection, closed if the client sends no request or does not fetch its answer.
+
+    Each server sets patience_s, max_connections and throttled_log in a subclass.
+    """
 
     patience_s = 60.0
-    most = MOST
-    seldom = Seldom()
+    max_connections = MAX_CONNECTIONS
+    throttled_log = ThrottledLog()
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -77,20 +83,30 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
-        if len(self.connections) > self.most:
+        if len(self.connections) > self.max_connections:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Close the connection that has waited longest without a request; if there is none but this, say that there is no room."""
-        others = [one for one in self.connections if isinstance(one, Connection) and one is not self and one.idle]
-        self.seldom.say(f"there are {self.most} connections: more are refused, or take the place of one without a request")
+        """Close the connection that has been idle longest. If none is idle, refuse this one."""
+        others = [
+            other
+            for other in self.connections
+            if isinstance(other, Connection) and other is not self and other.idle
+        ]
+        self.throttled_log.error(
+            f"there are {self.max_connections} connections: "
+            "more are refused, or take the place of one without a request"
+        )
         if others:
-            oldest = min(others, key=lambda one: one._idle_since)
+            oldest = min(others, key=lambda other: other._idle_since)
             self.connections.discard(oldest)
             oldest.transport.abort()
             return
-        body = json.dumps(Refusal(503, FULL, code="too_many_connections").body()).encode()
-        head = f"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        body = json.dumps(APIError(503, FULL, code="too_many_connections").body()).encode()
+        head = (
+            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
         self.transport.write(head.encode() + body)
         self.connections.discard(self)
         self.transport.close()
@@ -126,7 +142,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client does not fetch what it asked for: it may think about it for a while."""
+        """The client does not fetch its answer. Close the connection if that lasts."""
         super().pause_writing()
         if self._unfetched is None:
             self._unfetched = self.loop.call_later(self.patience_s, self._end)

@@ -1,30 +1,33 @@
-"""The one thread that reads and writes the pots' files."""
+"""The thread that reads and writes pot files."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from infinipot.server.errors import shutting_down
-
-if TYPE_CHECKING:
-    from infinipot.server.engine import Engine
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-def pass_on(told: Future[R], made: Future[R]) -> None:
-    """Let those who wait for `told` have what was made, if they still wait."""
-    if not told.set_running_or_notify_cancel():
+class Caller(Protocol):
+    """Runs a function in the engine's thread."""
+
+    def __call__(self, act: Callable[[], T]) -> Future[T]: ...
+
+
+def copy_result(target: Future[R], source: Future[R]) -> None:
+    """Copy a result or an exception, unless the target was cancelled."""
+    if not target.set_running_or_notify_cancel():
         return
-    problem = made.exception()
+    problem = source.exception()
     if problem is not None:
-        told.set_exception(problem)
+        target.set_exception(problem)
     else:
-        told.set_result(made.result())
+        target.set_result(source.result())
 
 
 def ready(result: T) -> Future[T]:
@@ -34,43 +37,47 @@ def ready(result: T) -> Future[T]:
 
 
 class Disk:
-    """Does one thing after the other, in the order they were asked for: a deletion comes after all that was to be
-    written before it. It never waits for the engine, so the engine may wait for it."""
+    """Runs one function after the other, in order: a deletion follows all earlier writes.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    It never waits for the engine, so the engine may wait for it.
+    """
+
+    def __init__(self, call: Caller, stopped: Callable[[], bool]) -> None:
+        self._call = call
+        self._stopped = stopped
         self._thread = ThreadPoolExecutor(1, "infinipot-disk")
 
     def do(self, act: Callable[[], T], then: Callable[[Future[T]], R]) -> Future[R]:
-        """Have `act` done here, and then, by the engine's thread, what follows from it. Returns what that returns."""
-        told: Future[R] = Future()
+        """Run `act` here, then `then` in the engine's thread. Returns the result of `then`."""
+        result: Future[R] = Future()
 
-        # the future comes as an argument: one that its own callback holds would keep the pot until the next collection
+        # the future is an argument: a closure over it would keep the pot until the next collection
         def done(future: Future[T]) -> None:
-            self.engine.call(functools.partial(then, future)).add_done_callback(functools.partial(pass_on, told))
+            following = self._call(functools.partial(then, future))
+            following.add_done_callback(functools.partial(copy_result, result))
 
         self._submit(act).add_done_callback(done)
-        return told
+        return result
 
     def read(self, act: Callable[[], T], then: Callable[[Future[T]], R]) -> Future[R]:
-        """The same for what nobody needs any more once the server ends."""
-        return self.do(functools.partial(self.unless_ending, act), then)
+        """Like `do`, but refused once the server stops."""
+        return self.do(functools.partial(self._unless_stopped, act), then)
 
     def now(self, act: Callable[[], T]) -> T:
-        """Have something done, after all that was asked for before, and wait for it."""
+        """Run a function after all earlier ones, and wait for it."""
         return self._submit(act).result()
 
     def end(self) -> None:
-        """Returns when all is done."""
+        """Wait until all is done, and end the thread."""
         self._thread.shutdown()
 
     def _submit(self, act: Callable[[], T]) -> Future[T]:
         try:
             return self._thread.submit(act)
-        except RuntimeError:  # it has ended
+        except RuntimeError:  # the thread has ended
             raise shutting_down() from None
 
-    def unless_ending(self, act: Callable[[], Any]) -> Any:
-        if self.engine.stopped:
+    def _unless_stopped(self, act: Callable[[], Any]) -> Any:
+        if self._stopped():
             raise shutting_down()
         return act()

@@ -1,96 +1,98 @@
-"""The one thread that touches the model: who reads, who answers, who waits."""
+"""The thread that uses the model. It runs the slices that the scheduler chooses."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import dataclasses
 import logging
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
-from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.config import PotConfig, Sampling
-from infinipot.machine import out_of_memory
 from infinipot.model.runner import ModelRunner
-from infinipot.pot_file import PotFileError
+from infinipot.pot_file import origin
 from infinipot.server.disk import Disk
-from infinipot.server.errors import Refusal, refusal_of, shutting_down
-from infinipot.server.jobs.base import Work
+from infinipot.server.errors import shutting_down
+from infinipot.server.jobs.base import Job
 from infinipot.server.metrics import Metrics
-from infinipot.server.prompts import Words
-from infinipot.server.scheduler import Seats
-from infinipot.server.step import Said, a_core_less, step
-from infinipot.server.stream import Post
+from infinipot.server.pot_files import PotFiles
+from infinipot.server.pot_store import PotStore
+from infinipot.server.prompts import Prompts
+from infinipot.server.scheduler import Scheduler
+from infinipot.server.settings import Settings
+from infinipot.server.slices import Slice, SliceTimer
+from infinipot.server.step import StepResult, spare_core, step
+from infinipot.server.stored_pot import PotLoader
+from infinipot.server.stream import Outbox
+from infinipot.session import Session
 
 log = logging.getLogger("infinipot")
 T = TypeVar("T")
 
-SLICE_TOKENS = 128
-"""Most tokens read at a time while others wait for their next token."""
+CPU_CHUNK_TOKENS = 512
+GPU_CHUNK_TOKENS = 2048
 COUNT_S = 0.1
-"""How often what /metrics shows is counted while the same answers are made."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a server is set up. config, sampling: what requests get that do not say otherwise."""
-
-    config: PotConfig = dataclasses.field(default_factory=PotConfig)
-    sampling: Sampling = dataclasses.field(default_factory=Sampling)
-    max_sessions: int = 8
-    """Pots in memory, those in use among them."""
-    queue: int = 64
-    """Requests that wait for a place; more are refused. One may be of several prompts, each with a place of its own."""
-    most_tokens: int = 1 << 17
-    """Longest answer that may be asked for."""
-    pot_dir: Path | None = None
-    pot_files: int = 256
-    """Conversations on disk; the oldest are deleted."""
-    shared: bool = False
-    """Whether other servers with the same model use pot_dir, too."""
+"""How often the gauges of /metrics are updated while the same jobs run."""
 
 
 class Engine:
-    """Runs works in a thread of its own, slice by slice. Everything else reaches it through `call`."""
+    """Runs jobs in a thread of its own. Other threads reach it through `call`."""
 
-    def __init__(self, host: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings, metrics: Metrics) -> None:
-        self.host, self.settings, self.metrics = host, settings, metrics
-        self.words = Words(tokenizer, host.vocabulary)
-        self.post = Post(lambda: self.call(lambda: None))
-        self.waiting: deque[Work] = deque()
-        self.running: list[Work] = []
-        self.disk = Disk(self)
-        self.seats = Seats(self, tokenizer)
-        self.stopped = False
+    def __init__(
+        self,
+        host: ModelRunner,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> None:
+        self.host = host
+        self.tokenizer = tokenizer
+        self.metrics = metrics
+        self.prompts = Prompts(tokenizer, host.vocabulary)
+        self.outbox = Outbox(lambda: self.call(lambda: None))
+        self.disk = Disk(self.call, lambda: self.stopped)
+        self.store = PotStore(settings.pot_dir, settings.pot_files, settings.shared)
+        loader = PotLoader(host, tokenizer, settings.config, origin(host.model, tokenizer))
+        self.files = PotFiles(self.store, self.disk, loader, metrics)
+        on_cpu = host.device.type == "cpu"
+        self.timer = SliceTimer(CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
+        self.scheduler = Scheduler(settings, self.files, self.timer, self._new_session)
         self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()
-        self._deaf = False
-        """Whether nobody does any more what is asked for by `call`."""
-        self._read_s = self._answer_s = 0.0
+        self._ended = False
+        """Whether the thread no longer runs calls."""
         self._counted = 0.0, 0
         self._active = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
+
+    @property
+    def stopped(self) -> bool:
+        return self.scheduler.stopped
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """End what runs, write what can be written, and return when that is done."""
+        """End all jobs, write all pots, and wait for both."""
         if self._thread.is_alive():
             self.call(self.close)
         self._thread.join()
         self.disk.end()
 
+    def close(self) -> None:
+        """Refuse all jobs, and write all pots. Runs in the engine's thread, which then ends."""
+        self.scheduler.stop()
+        self.files.write_all()
+
+    # ---------------------------------------------------------------- from other threads
+
     def call(self, act: Callable[[], T]) -> Future[T]:
-        """Have something done between two slices, by the engine's thread. When that has ended, the future says so."""
+        """Run a function in the engine's thread, between two slices."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -101,71 +103,67 @@ class Engine:
                     future.set_exception(problem)
 
         self._inbox.put((run, future))
-        if self._deaf:
+        if self._ended:
             self._refuse_calls()
         return future
 
-    def _refuse_calls(self) -> None:
-        """Nobody waits for what will never be done."""
-        self._deaf = True
-        with contextlib.suppress(queue.Empty):
-            while True:
-                _, future = self._inbox.get_nowait()
-                with contextlib.suppress(InvalidStateError):  # it was cancelled
-                    future.set_exception(shutting_down())
+    async def ask(self, act: Callable[[], T]) -> T:
+        """Run a function in the engine's thread, and wait for its result."""
+        return await asyncio.wrap_future(self.call(act))
 
-    # ---------------------------------------------------------------- from outside, by way of `call`
+    @contextlib.asynccontextmanager
+    async def working(self, jobs: list[Job]) -> AsyncIterator[None]:
+        """Submit jobs. They are cancelled when the block ends."""
+        try:
+            self.scheduler.check()  # a thread that has ended runs no calls
+            await self.ask(lambda: self.scheduler.submit(*jobs))
+            yield
+        finally:
+            for job in jobs:
+                self.cancel(job)
+
+    def cancel(self, job: Job) -> None:
+        """Forget a job whose client has left."""
+        self.call(lambda: self.scheduler.cancel(job))
 
     @property
     def stuck_s(self) -> float:
-        """For how long nothing has gone on although there was something to do; 0 if all is well. May be called from anywhere."""
-        asked = self.waiting or any(work.readable or (work.answering and not work.unheard()) for work in list(self.running))
-        return time.monotonic() - self._active if asked else 0.0
-
-    def check(self) -> None:
-        """Refuse a request that would find the queue full. May be called from anywhere."""
-        if self.stopped:
-            raise shutting_down()
-        if len(self.waiting) >= self.settings.queue:
-            raise Refusal(429, f"{len(self.waiting)} requests are waiting already: try again later", code="queue_full")
-
-    def submit(self, *works: Work) -> None:
-        """Put a request's works in the queue, all or none. Raises Refusal if that is full."""
-        self.check()
-        self.waiting.extend(works)
-
-    def cancel(self, work: Work) -> None:
-        """Forget a request whose client has left. Its place is free at once."""
-        if work in self.waiting:
-            self.waiting.remove(work)
-        if work in self.running:
-            self._leave(work)
+        """Seconds without progress while a job could go on; 0 if all is well."""
+        if not self.scheduler.has_work:
+            return 0.0
+        return time.monotonic() - self._active
 
     # ---------------------------------------------------------------- the thread
+
+    def _new_session(self, job: Job) -> Session:
+        host = job.host or self.host
+        return Session(host, self.tokenizer, job.config, system=job.system, template=job.templated)
 
     def _loop(self) -> None:
         try:
             while not self.stopped:
-                self.seats.admit()
-                self.post.deliver()
-                busy = self._turn()
-                self.post.deliver()
-                self._count(idle=not busy)
-                idle = not (self.running or self.waiting)
-                self._hear(wait=not busy)
-                if busy or idle:
-                    self._active = time.monotonic()
-            self._hear(wait=False)  # what has come of the disk's last works
-        except Exception as problem:  # a fault of this file: nobody can be served any more
+                self._iterate()
+            self._run_calls(wait=False)  # the results of the disk's last work
+        except Exception as problem:  # a fault of the server itself: nobody can be served
             log.critical("the engine has failed: %s", problem, exc_info=problem)
-            self.failure, self.stopped = problem, True
-            for work in (*self.running, *self.waiting):
-                work.send(refusal_of(problem))
+            self.failure = problem
+            self.scheduler.abort(problem)
         self._refuse_calls()
-        self.post.deliver()
+        self.outbox.deliver()
 
-    def _hear(self, wait: bool) -> None:
-        """Do what was asked for by `call`. wait: there is nothing else to do."""
+    def _iterate(self) -> None:
+        self.scheduler.admit()
+        self.outbox.deliver()
+        busy = self._run_slice()
+        self._count(idle=not busy)  # before clients hear of it
+        self.outbox.deliver()
+        idle = not self.scheduler.jobs
+        self._run_calls(wait=not busy)
+        if busy or idle:
+            self._active = time.monotonic()
+
+    def _run_calls(self, wait: bool) -> None:
+        """Run the functions given to `call`. wait: sleep until there is one."""
         try:
             act, _ = self._inbox.get(block=wait)
             while True:
@@ -174,89 +172,73 @@ class Engine:
         except queue.Empty:
             pass
 
-    def _turn(self) -> bool:
-        """A slice for whoever's turn it is. Reading and answering get the same time while both are wanted. Returns whether anybody had one."""
-        readers = [work for work in self.running if work.readable]
-        rows = [work for work in self.running if work.answering and not work.unheard()]
-        if not readers or not rows:
-            self._read_s = self._answer_s = 0.0
+    def _refuse_calls(self) -> None:
+        """Refuse all calls: nothing will run them."""
+        self._ended = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                _, future = self._inbox.get_nowait()
+                with contextlib.suppress(InvalidStateError):  # it was cancelled
+                    future.set_exception(shutting_down())
+
+    def _run_slice(self) -> bool:
+        """Run the next slice. Returns whether there was one."""
+        piece = self.scheduler.next_slice()
+        if piece is None:
+            return False
         started = time.perf_counter()
-        if readers and (not rows or self._read_s <= self._answer_s):
-            reader = min(readers, key=lambda work: work.served)
-            reader.served = started
-            chunk = reader.config.chunk_tokens or (512 if self.host.device.type == "cpu" else 2048)
-            self._read(reader, min(SLICE_TOKENS, chunk) if len(self.running) > 1 else chunk)
-            self._read_s += time.perf_counter() - started
-        elif rows:
-            with a_core_less(self.host.device):
-                answers = step([row.turn for row in rows if row.turn is not None])
-            for row, said in zip(rows, answers, strict=True):
-                self._take(row, said)
-            self._answer_s += time.perf_counter() - started
-        return bool(readers or rows)
+        tokens = 0
+        if piece.reader is not None:
+            tokens = self._read(piece.reader, piece.max_tokens)
+        else:
+            self._answer(piece)
+        self.timer.record(piece, started, tokens)
+        return True
 
-    def _read(self, work: Work, most_tokens: int) -> None:
-        read = work.tokens_read
+    def _read(self, job: Job, max_tokens: int) -> int:
+        """Read a slice. Returns the number of tokens read."""
+        before = job.tokens_read
         try:
-            work.read(most_tokens)
+            job.read(max_tokens)
         except Exception as problem:
-            self.fail(work, problem)
-        self.metrics.read.inc(work.tokens_read - read)
-        if work.ended:
-            self._finish(work)
+            self.scheduler.fail(job, problem)
+        tokens = job.tokens_read - before
+        self.metrics.read.inc(tokens)
+        if job.ended:
+            self.scheduler.finish(job)
+        return tokens
 
-    def _take(self, row: Work, token: Said) -> None:
-        said = row.tokens_said
+    def _answer(self, piece: Slice) -> None:
+        """Make one token for each answer."""
+        generations = [job.generation for job in piece.answers if job.generation is not None]
+        with spare_core(self.host.device):
+            results = step(generations)
+        for job, result in zip(piece.answers, results, strict=True):
+            self._take(job, result)
+
+    def _take(self, job: Job, result: StepResult) -> None:
+        before = job.tokens_generated
         try:
-            if isinstance(token, Exception):
-                raise token
-            row.take(token)
-            self.metrics.generated.inc(row.tokens_said - said)
+            if isinstance(result, Exception):
+                raise result
+            job.take(result)
+            self.metrics.generated.inc(job.tokens_generated - before)
         except Exception as problem:
-            self.fail(row, problem)
-        if row.ended:
-            self._finish(row)
-
-    def _finish(self, work: Work) -> None:
-        """A work is done: its pot is kept, if it is to be."""
-        try:
-            work.keep(self.seats.shelf)
-        except Exception as problem:
-            self.fail(work, problem)
-        if work in self.running:
-            self.running.remove(work)
-
-    def fail(self, work: Work, problem: Exception, given: bool = True) -> None:
-        """Tell the client that it concerns what went wrong; the others do not notice. given: as in `refusal_of`."""
-        refusal = refusal_of(problem, given)
-        if refusal.status >= 500:
-            self.metrics.failures.labels(refusal.code or "").inc()
-            log.error("a request failed: %s", problem, exc_info=None if isinstance(problem, (Refusal, PotFileError)) else problem)
-        self._leave(work)
-        if out_of_memory(problem) and torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        work.send(refusal)
-
-    def _leave(self, work: Work) -> None:
-        if work in self.running:
-            self.running.remove(work)
-        work.drop()
+            self.scheduler.fail(job, problem)
+        if job.ended:
+            self.scheduler.finish(job)
 
     def _count(self, idle: bool) -> None:
-        now, running = time.monotonic(), len(self.running)
-        if not idle and now - self._counted[0] < COUNT_S and running == self._counted[1]:
+        """Update the gauges."""
+        now = time.monotonic()
+        jobs = self.scheduler.running
+        if not idle and now - self._counted[0] < COUNT_S and len(jobs) == self._counted[1]:
             return
-        self._counted = now, running
-        sessions = [held.session for held in self.seats.shelf.held] + [work.session for work in self.running if work.session is not None]
-        self.metrics.running.set(len(self.running))
-        self.metrics.waiting.set(len(self.waiting))
-        self.metrics.held.set(len(self.seats.shelf.held))
+        self._counted = now, len(jobs)
+        pots = self.store.pots
+        sessions = [pot.session for pot in pots]
+        sessions += [job.session for job in jobs if job.session is not None]
+        self.metrics.running.set(len(jobs))
+        self.metrics.waiting.set(len(self.scheduler.waiting))
+        self.metrics.held.set(len(pots))
         self.metrics.bytes.set(sum(session.pot.entry_bytes for session in sessions))
-
-    def close(self) -> None:
-        """Refuse what runs and waits, write what can be written, and end; in the engine's thread."""
-        self.stopped = True
-        for work in (*self.running, *self.waiting):
-            self.fail(work, shutting_down())
-        self.waiting.clear()
-        self.seats.write_all()

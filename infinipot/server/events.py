@@ -1,4 +1,4 @@
-"""What the engine tells those who wait for an answer."""
+"""Events that the engine sends to a request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from infinipot.server.errors import Refusal
+from infinipot.server.errors import APIError
 from infinipot.session import Session
 
 
 @dataclasses.dataclass(frozen=True)
 class Likely:
-    """A token, its log probability (None where nothing predicts it), and the likeliest tokens with theirs."""
+    """A token, its log probability, and the likeliest tokens with theirs.
+
+    The first token of a text has no log probability.
+    """
 
     token: int
     logprob: float | None
@@ -23,7 +26,7 @@ class Likely:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece of an answer, and its tokens' probabilities, if they were asked for."""
+    """A piece of an answer, and the probabilities of its tokens, if requested."""
 
     text: str
     likely: list[Likely]
@@ -31,26 +34,28 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The end: why, and what was asked for besides the text. report: `usage` of an answer, the description of a filled pot."""
+    """The end, and its reason. report: the `usage` of an answer, or the description of a filled
+    pot."""
 
     reason: str
     report: dict[str, Any]
 
 
-Event = Piece | Done | Refusal
+Event = Piece | Done | APIError
 Send = Callable[[Event], None]
 
 
 def likely(logprobs: Tensor, token: int, count: int) -> Likely:
-    """Log probabilities [V] -> the token's and the `count` likeliest."""
-    if not count:
-        return Likely(token, float(logprobs[token]), [])
-    values, ids = logprobs.topk(count)
-    return Likely(token, float(logprobs[token]), list(zip(ids.tolist(), values.tolist(), strict=True)))
+    """The token's log probability and the `count` likeliest, from log probabilities [V]."""
+    top: list[tuple[int, float]] = []
+    if count:
+        values, ids = logprobs.topk(count)
+        top = list(zip(ids.tolist(), values.tolist(), strict=True))
+    return Likely(token, float(logprobs[token]), top)
 
 
 def pot_of(session: Session) -> dict[str, Any]:
-    """What a reply says of the pot."""
+    """The pot's description in a reply."""
     stats = session.stats
     return {
         "size": session.pot.size,

@@ -10,14 +10,27 @@ WAITS_S = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
 class Metrics:
     def __init__(self) -> None:
         self.registry = own = CollectorRegistry()
-        self.requests = Counter("infinipot_requests", "Requests answered.", ["path", "status"], registry=own)
+        self.requests = Counter(
+            "infinipot_requests", "Requests answered.", ["path", "status"], registry=own
+        )
         self.read = Counter("infinipot_tokens_read", "Tokens read into pots.", registry=own)
-        self.cached = Counter("infinipot_tokens_cached", "Prompt tokens that a pot had read before.", registry=own)
+        self.cached = Counter(
+            "infinipot_tokens_cached", "Prompt tokens that a pot had read before.", registry=own
+        )
         self.generated = Counter("infinipot_tokens_generated", "Tokens of answers.", registry=own)
-        self.failures = Counter("infinipot_failures", "Requests that failed inside.", ["code"], registry=own)
-        self.disk_failures = Counter("infinipot_disk_failures", "Pots that could not be written or read.", registry=own)
+        self.failures = Counter(
+            "infinipot_failures", "Requests that failed inside.", ["code"], registry=own
+        )
+        self.disk_failures = Counter(
+            "infinipot_disk_failures", "Pots that could not be written or read.", registry=own
+        )
         self.running = Gauge("infinipot_running", "Requests being read or answered.", registry=own)
         self.waiting = Gauge("infinipot_waiting", "Requests in the queue.", registry=own)
         self.held = Gauge("infinipot_pots_in_memory", "Pots that wait in memory.", registry=own)
         self.bytes = Gauge("infinipot_pot_bytes", "Bytes of all pots in memory.", registry=own)
-        self.first_token_s = Histogram("infinipot_first_token_seconds", "From request to first token.", registry=own, buckets=WAITS_S)
+        self.first_token_s = Histogram(
+            "infinipot_first_token_seconds",
+            "From request to first token.",
+            registry=own,
+            buckets=WAITS_S,
+        )

@@ -1,200 +1,239 @@
-"""Named pots: filled once, asked often, saved and brought back. All methods run in the engine's thread."""
+"""Named pots: filled once, asked often, saved, restored and deleted."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
+from infinipot.config import PotConfig
 from infinipot.pot_file import PotFileError
 from infinipot.server.disk import ready
-from infinipot.server.engine import Engine
-from infinipot.server.errors import Refusal
-from infinipot.server.jobs.fill import Filling, view
-from infinipot.server.pot_store import Held, content_of, header_of, stamp_of, unknown
-from infinipot.server.prompts import Behind
+from infinipot.server.errors import APIError
+from infinipot.server.jobs.fill import FillJob, Watcher, view
+from infinipot.server.pot_store import PendingLoad
+from infinipot.server.prompts import PotContext
+from infinipot.server.scheduler import Scheduler
+from infinipot.server.stored_pot import (
+    StoredPot,
+    content_of,
+    header_of,
+    stamp_of,
+    unknown_pot,
+)
 
 
-class Pots:
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.shelf = engine, engine.seats.shelf
-        self.filling: dict[str, Filling] = {}
+class NamedPots:
+    """All methods run in the engine's thread."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.files = scheduler.files
+        self.store = scheduler.store
+
+    # ---------------------------------------------------------------- filling
 
     def check(self, name: str, replace: bool) -> None:
-        """Refuse what could not be filled now, before any of it is received."""
-        self._free(name, replace)
-        self.engine.check()
+        """Raise APIError if a pot could not be filled now."""
+        self._check_name(name, replace)
+        self.scheduler.check()
 
-    def _free(self, name: str, replace: bool) -> None:
-        """Refuse a name that is in use, and a pot that would leave no place for questions about it."""
-        if self._being_filled(name) is not None or (self.shelf.exists(name) and not replace):
-            raise Refusal(
-                409, f"there is a pot {name!r} already: delete it, choose another name, or say replace", code="pot_exists", param="name"
-            )
-        there = {held.name for held in self.shelf.held if self.shelf.stays(held)}
-        there |= {name for name, work in self.filling.items() if not work.expendable}
-        if self.shelf.folder is None and len(there - {name}) >= self.engine.settings.max_sessions - 1:
-            raise Refusal(
+    def _check_name(self, name: str, replace: bool) -> None:
+        """Refuse a name in use, and a pot that would leave no place for questions about it."""
+        if self.scheduler.fills.get(name) is not None or (self.store.exists(name) and not replace):
+            raise APIError(
                 409,
-                f"{len(there)} named pots fill the memory (--max-sessions {self.engine.settings.max_sessions}): "
+                f"there is a pot {name!r} already: delete it, choose another name, or say replace",
+                code="pot_exists",
+                param="name",
+            )
+        sessions = self.scheduler.limits.sessions
+        names = {pot.name for pot in self.store.pots if self.store.must_stay(pot)}
+        names |= {other for other, job in self.scheduler.fills.items() if not job.expendable}
+        if self.store.folder is None and len(names - {name}) >= sessions - 1:
+            raise APIError(
+                409,
+                f"{len(names)} named pots fill the memory (--max-sessions {sessions}): "
                 "delete one, or start the server with --pot-dir",
                 code="no_room",
             )
 
-    def _being_filled(self, name: str) -> Filling | None:
-        """The reading into this name that is going on."""
-        alive = (*self.engine.running, *self.engine.waiting)
-        self.filling = {key: work for key, work in self.filling.items() if work in alive}
-        return self.filling.get(name)
-
-    def fill(self, work: Filling, replace: bool) -> None:
+    def fill(self, job: FillJob, replace: bool) -> None:
         """Begin to read a text into a named pot."""
-        self._free(work.name, replace)
-        self.engine.submit(work)
-        self.filling[work.name] = work
+        self._check_name(job.name, replace)
+        self.scheduler.submit(job)
+
+    def watch(self, name: str, watcher: Watcher) -> dict[str, Any]:
+        """Call a function with the pot's state while it is being filled. Returns the state now."""
+        about = self.about(name, places=True)
+        job = self.scheduler.fills.get(name)
+        if job is not None:
+            job.watchers.append(watcher)
+        return about
+
+    def unwatch(self, name: str, watcher: Watcher) -> None:
+        job = self.scheduler.fills.get(name)
+        if job is not None and watcher in job.watchers:
+            job.watchers.remove(watcher)
 
     def name(self, name: str, label: str, replace: bool, salt: str = "") -> dict[str, Any]:
-        """Give the newest conversation with this label a name, as it is now."""
-        self._free(name, replace)
-        held = self.shelf.labelled(label, salt)
-        if held is None:
-            raise Refusal(
+        """Give a name to a copy of the newest conversation with this label."""
+        self._check_name(name, replace)
+        pot = self.store.labelled(label, salt)
+        if pot is None:
+            raise APIError(
                 404,
                 f"there is no conversation with session {label!r} and this cache_salt in memory",
                 code="session_not_found",
                 param="session",
             )
-        if self.engine.seats.full and self.shelf.victim(besides=held) is None:
-            raise Refusal(503, "there is no place for another pot now: try again later", code="no_room")
-        content = content_of(held.session)
-        self.shelf.take_name(Held(held.session.fork(), (0, content), held.behind, name=name, content=content))
+        if self.scheduler.full and self.store.victim(exclude=pot) is None:
+            message = "there is no place for another pot now: try again later"
+            raise APIError(503, message, code="no_room")
+        content = content_of(pot.session)
+        self.store.take_name(
+            StoredPot(pot.session.fork(), (0, content), pot.context, name=name, content=content)
+        )
         return self.about(name)
 
-    def list(self) -> dict[str, Any]:
-        names = sorted({*self.shelf.names(), *(name for name in list(self.filling) if self._being_filled(name))})
-        return {"object": "list", "data": [about for name in names if (about := self._there(name)) is not None]}
+    # ---------------------------------------------------------------- descriptions
 
-    def _there(self, name: str) -> dict[str, Any] | None:
-        """What is told of a named pot; None if it has gone meanwhile."""
+    def list(self) -> dict[str, Any]:
+        descriptions = map(
+            self._about_or_none, sorted({*self.store.names(), *self.scheduler.fills})
+        )
+        return {"object": "list", "data": [about for about in descriptions if about is not None]}
+
+    def _about_or_none(self, name: str) -> dict[str, Any] | None:
+        """A named pot's description; None if it has gone meanwhile."""
         try:
             return self.about(name)
-        except Refusal:
+        except APIError:
             return None
 
     def about(self, name: str, places: bool = False) -> dict[str, Any]:
-        """What is told of a named pot. places: with what it keeps, if it is in memory."""
-        work = self._being_filled(name)
-        if work is not None:
-            if work.session is None:
+        """A named pot's description. places: with the kept positions, if it is in memory."""
+        job = self.scheduler.fills.get(name)
+        if job is not None:
+            if job.session is None:
                 return {"name": name, "object": "pot", "state": "waiting", "tokens_read": 0}
-            return view(work.session, name, "reading", places)
-        held, path = self.shelf.named(name), self.shelf.file(name)
-        if held is not None:
-            return {**view(held.session, name, "ready", places), "saved": held.saved}
-        if path is None:
-            raise unknown(name)
+            return view(job.session, name, "reading", places)
+        pot = self.store.named(name)
+        if pot is not None:
+            return {**view(pot.session, name, "ready", places), "saved": pot.saved}
+        path = self._existing_file(name)
         try:
             size = path.stat().st_size
         except FileNotFoundError:  # another server has deleted it
-            raise unknown(name) from None
-        return {"name": name, "object": "pot", "state": "on disk", "file_bytes": size, "saved": True}
+            raise unknown_pot(name) from None
+        return {
+            "name": name,
+            "object": "pot",
+            "state": "on disk",
+            "file_bytes": size,
+            "saved": True,
+        }
 
-    def behind(self, name: str) -> tuple[Behind, Any]:
-        """What a named pot has read, and the options it was filled with."""
-        held, path = self.shelf.named(name), self.shelf.file(name)
-        if held is not None:
-            return held.behind, held.session.config
-        if path is None:
-            raise unknown(name)
+    def context(self, name: str) -> tuple[PotContext, PotConfig]:
+        """A named pot's context and options."""
+        pot = self.store.named(name)
+        if pot is not None:
+            return pot.context, pot.session.config
+        path = self._existing_file(name)
         try:
-            return header_of(path, self.engine.settings.config)
+            return header_of(path, self.files.loader.base)
         except PotFileError as problem:
-            raise self.engine.seats.told(problem) from None
+            raise self.files.error_of(problem) from None
 
-    def watch(self, name: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        """Be told what the pot keeps while it is being filled. Returns how it is now."""
-        about = self.about(name, places=True)
-        if (work := self._being_filled(name)) is not None:
-            work.watchers.append(tell)
-        return about
+    # ---------------------------------------------------------------- files
 
-    def unwatch(self, name: str, tell: Callable[[dict[str, Any]], None]) -> None:
-        if (work := self._being_filled(name)) is not None and tell in work.watchers:
-            work.watchers.remove(tell)
-
-    def settled(self, name: str) -> Future[None]:
-        """Done when a pot that has just taken its name is on disk, if it is to be there at once."""
-        held = self.shelf.named(name)
-        return ready(None) if held is None or held.writing is None else held.writing
+    def written(self, name: str) -> Future[None]:
+        """Done when a pot that has taken its name is on disk, if it must be there at once."""
+        pot = self.store.named(name)
+        if pot is None or pot.writing is None:
+            return ready(None)
+        return pot.writing
 
     def save(self, name: str) -> Future[dict[str, Any]]:
-        """Write a named pot to the folder; it stays in memory, too."""
-        held, path = self.shelf.named(name), self._path(name)
-        if held is None and self.shelf.file(name) is None:
-            raise unknown(name)
+        """Write a named pot to the folder. It also stays in memory."""
+        pot = self.store.named(name)
+        path = self._path(name)
+        if pot is None and self.store.file(name) is None:
+            raise unknown_pot(name)
 
         def write() -> int:
-            if held is not None:
-                held.session.save(path, origin=self.engine.seats.origin)
-                held.stamp = stamp_of(path)
+            if pot is not None:
+                self.files.save(pot, path)
+                pot.stamp = stamp_of(path)
             return path.stat().st_size
 
         def done(future: Future[int]) -> dict[str, Any]:
             try:
                 size = future.result()
             except Exception as problem:
-                raise self.engine.seats.told(problem) from None
-            if held is not None:
-                self.shelf.written(held, path)
+                raise self.files.error_of(problem) from None
+            if pot is not None:
+                self.store.mark_written(pot, path)
             return {"name": name, "object": "pot", "state": "saved", "file_bytes": size}
 
-        return self.engine.disk.do(write, done)
+        return self.files.disk.do(write, done)
 
     def restore(self, name: str) -> Future[dict[str, Any]]:
-        """Go back to what was saved under this name. A file that cannot be used is refused, and what is in memory stays."""
+        """Load the saved pot of this name. If the file cannot be used, the pot in memory stays."""
         path = self._path(name)
-        if self.shelf.file(name) is None:
-            raise unknown(name)
-        coming = self.shelf.expect(name)
+        if self.store.file(name) is None:
+            raise unknown_pot(name)
+        load = self.store.begin_load(name)
+        return self.files.disk.read(
+            functools.partial(self.files.load, path),
+            functools.partial(self._arrived, name, load),
+        )
 
-        def arrived(future: Future[Held]) -> dict[str, Any]:
-            self.shelf.coming.remove(coming)
-            try:
-                held = future.result()
-            except Exception as problem:
-                raise self.engine.seats.told(problem) from None
-            if coming.overtaken:
-                raise Refusal(
-                    409,
-                    f"the pot {name!r} was deleted or replaced while it was being brought back, and that holds",
-                    code="pot_changed",
-                    param="name",
-                )
-            return self._put(held)
-
-        return self.engine.disk.read(functools.partial(self.engine.seats.open, path), arrived)
-
-    def _put(self, held: Held) -> dict[str, Any]:
-        assert held.name is not None
-        self.shelf.held = [other for other in self.shelf.held if other.name != held.name]
-        if not self.engine.seats.full:
-            self.shelf.put(held)
-        return self.about(held.name)
+    def _arrived(self, name: str, load: PendingLoad, future: Future[StoredPot]) -> dict[str, Any]:
+        self.store.end_load(load)
+        try:
+            pot = future.result()
+        except Exception as problem:
+            raise self.files.error_of(problem) from None
+        if load.cancelled:
+            raise APIError(
+                409,
+                f"the pot {name!r} was deleted or replaced while it was being brought back, "
+                "and that holds",
+                code="pot_changed",
+                param="name",
+            )
+        self.store.remove_name(name)
+        if not self.scheduler.full:
+            self.store.add(pot)
+        return self.about(name)
 
     def delete(self, name: str) -> Future[dict[str, Any]]:
-        """Forget a pot and delete its file. Whatever is being written or brought back under this name goes, too."""
-        if self._being_filled(name) is not None:
-            raise Refusal(409, f"the pot {name!r} is being filled: leave that request first", code="pot_busy", param="name")
-        if not self.shelf.exists(name):
-            raise unknown(name)
-        self.shelf.overtake(name)
-        if self.shelf.folder is None:
+        """Delete a pot and its file, also if it is being written or loaded."""
+        if self.scheduler.fills.get(name) is not None:
+            raise APIError(
+                409,
+                f"the pot {name!r} is being filled: leave that request first",
+                code="pot_busy",
+                param="name",
+            )
+        if not self.store.exists(name):
+            raise unknown_pot(name)
+        self.store.invalidate(name)
+        if self.store.folder is None:
             return ready({"name": name, "object": "pot", "deleted": True})
-        return self.engine.seats.erase(name)
+        return self.files.erase(name)
 
-    def _path(self, name: str) -> Any:
-        path = self.shelf.path(name)
+    def _existing_file(self, name: str) -> Path:
+        path = self.store.file(name)
         if path is None:
-            raise Refusal(409, "this server keeps no files: start it with --pot-dir FOLDER", code="no_pot_dir")
+            raise unknown_pot(name)
+        return path
+
+    def _path(self, name: str) -> Path:
+        path = self.store.path(name)
+        if path is None:
+            message = "this server keeps no files: start it with --pot-dir FOLDER"
+            raise APIError(409, message, code="no_pot_dir")
         return path

@@ -1,14 +1,11 @@
-"""From messages and prompts to token ids, the same as a session would read, and to where the question in them begins."""
+"""Token ids of messages and prompts, as a session would read them, split into text and question."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -16,29 +13,31 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig
 from infinipot.custom_generate import PROMPT_END
-from infinipot.server.errors import Refusal
+from infinipot.server.errors import APIError
+from infinipot.server.fair_lock import FairLock
 from infinipot.server.schema import Message
 from infinipot.text.chat_template import ANSWER, USER_1, Dialogue
 from infinipot.text.tokens import BLOCK, LONGEST, boundary, checked, encode, fragment
 
 T = TypeVar("T")
-MOST_AT_ONCE = 64
-"""Texts that are being made into ids."""
+MAX_THREADS = 64
+"""Texts that are tokenized at the same time."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """text + question is what is read, behind `head`, which stays pinned. The question is what is distilled by."""
+    """What a session reads: head, text, question. The head stays pinned; the question is the
+    catalyst."""
 
     system: str | None
     templated: bool
     head: list[int]
     text: list[int]
     question: list[int]
-    turn: list[int]
-    """What leads from an answer to the next text."""
+    opening: list[int]
+    """The template's ids between an answer and the next text."""
     place: tuple[str, str] = ("\n", "")
-    """What an answer stands behind, and the spaces that it begins with."""
+    """The text before an answer, and the spaces that the answer begins with."""
 
     @property
     def ids(self) -> list[int]:
@@ -46,8 +45,8 @@ class Prompt:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """What a named pot has read already, as far as it matters for what comes next."""
+class PotContext:
+    """Where a pot's conversation stands. It decides what the template puts before the next text."""
 
     system: str | None
     templated: bool
@@ -55,94 +54,92 @@ class Behind:
     answered: bool
 
 
-def ordered(messages: list[Message]) -> tuple[str | None, list[list[str]]]:
-    """The system prompt, and the turns as parts of text: user, assistant, user ... user. Messages of the same role become one turn."""
+def turns_of(messages: list[Message]) -> tuple[str | None, list[list[str]]]:
+    """The system prompt, and the turns: user, assistant, user ... user, each a list of texts.
+
+    Consecutive messages of one role become one turn.
+    """
+
+    def error(message: str) -> APIError:
+        return APIError(400, message, param="messages")
+
     system: list[str] = []
     turns: list[list[str]] = []
     role = "assistant"
     for number, message in enumerate(messages):
-        parts = [message.content] if isinstance(message.content, str) else [part.text for part in message.content]
         if message.role in ("system", "developer"):
             if turns:
-                raise Refusal(400, f"messages[{number}]: a system message must come before all others", param="messages")
-            system += parts
-        elif message.role == role:
-            if not turns:
-                raise Refusal(400, f"messages[{number}]: the first message after the system prompt must be the user's", param="messages")
-            turns[-1] += parts
-        else:
-            turns.append(parts)
+                raise error(f"messages[{number}]: a system message must come before all others")
+            system += message.texts
+        elif message.role != role:
+            turns.append(message.texts)
             role = message.role
+        elif turns:
+            turns[-1] += message.texts
+        else:
+            raise error(
+                f"messages[{number}]: the first message after the system prompt must be the user's"
+            )
     if not turns:
-        raise Refusal(400, "messages holds no message of the user: ask something", param="messages")
+        raise error("messages holds no message of the user: ask something")
     if role == "assistant":
-        raise Refusal(400, "the last message must be the user's; to continue a text use /v1/completions", param="messages")
+        raise error("the last message must be the user's; to continue a text use /v1/completions")
     return "\n\n".join(system) if system else None, turns
 
 
-class Turns:
-    """A lock that whoever has had least gets next."""
-
-    def __init__(self) -> None:
-        self._own, self._taken, self._order = threading.Lock(), False, itertools.count()
-        self._waiting: list[tuple[int, int, threading.Lock]] = []
-
-    @contextmanager
-    def after(self, had: int) -> Iterator[None]:
-        """had: how much the one who asks has had already."""
-        gate = threading.Lock()
-        gate.acquire()
-        with self._own:
-            if self._taken:
-                heapq.heappush(self._waiting, (had, next(self._order), gate))
-            else:
-                self._taken = True
-                gate.release()
-        gate.acquire()
-        try:
-            yield
-        finally:
-            with self._own:
-                if self._waiting:
-                    heapq.heappop(self._waiting)[2].release()
-                else:
-                    self._taken = False
+def check_context(context: PotContext, system: str | None) -> None:
+    """Raise APIError if a chat cannot go on from this pot."""
+    if not context.templated:
+        message = "this pot was filled without a chat template: use /v1/completions"
+        raise APIError(400, message, param="pot")
+    if system not in (None, context.system):
+        raise APIError(
+            400,
+            "the pot has its own system prompt, read before everything else: leave this one out",
+            param="messages",
+        )
 
 
-class Words:
-    """Texts as token ids, in threads of their own. One block of one text at a time: tokenizers are not made for several threads. Of those
-    who wait the one comes next that has had least, so that a long text keeps no short one waiting."""
+class Prompts:
+    """Tokenizes texts, in threads of its own.
+
+    One block of one text at a time, since tokenizers are not made for several threads. The text
+    with the fewest ids comes next, so that a short text does not wait for a long one.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
-        self.tokenizer, self.vocabulary = tokenizer, vocabulary
-        self.threads = ThreadPoolExecutor(MOST_AT_ONCE, "infinipot-words")
-        self._turns = Turns()
+        self.tokenizer = tokenizer
+        self.vocabulary = vocabulary
+        self.threads = ThreadPoolExecutor(MAX_THREADS, "infinipot-words")
+        self._turn_lock = FairLock()
 
-    async def aside(self, act: Callable[..., T], *given: Any) -> T:
-        """Have something done in one of these threads."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, act, *given)
+    async def in_thread(self, act: Callable[..., T], *args: Any) -> T:
+        """Run a function in one of these threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, act, *args)
 
     def ids(self, text: str, before: str = "\n") -> list[int]:
-        """before: what the text stands behind; nothing if empty."""
+        """The ids of a text that follows `before`; an empty `before`: the text stands alone."""
         blocks = encode(self.tokenizer, [text] if text else [], before)
         out: list[int] = []
         while True:
-            with self._turns.after(len(out)):  # block by block, so that a long text does not keep others waiting
+            with self._turn_lock.after(len(out)):
                 block = next(blocks, None)
             if block is None:
                 return out
             out += block
 
     def offsets(self, text: str) -> list[int] | None:
-        """Where each token of `ids(text)` begins; None if the tokenizer cannot tell."""
+        """The first character of each token of `ids(text)`; None if the tokenizer cannot tell."""
         if not self.tokenizer.is_fast:
             return None
         out: list[int] = []
         place = 0
         while place < len(text):
-            block, longest = text[place : place + BLOCK], text[place : place + LONGEST]
-            cut = len(block) if place + BLOCK >= len(text) else boundary(block) or boundary(longest) or len(longest)
-            with self._turns.after(len(out)):
+            block = text[place : place + BLOCK]
+            longest = text[place : place + LONGEST]
+            last = place + BLOCK >= len(text)
+            cut = len(block) if last else boundary(block) or boundary(longest) or len(longest)
+            with self._turn_lock.after(len(out)):
                 starts = self._starts(longest[:cut])
             if starts is None:
                 return None
@@ -151,99 +148,131 @@ class Words:
         return out
 
     def _starts(self, text: str) -> list[int] | None:
-        """Of a text that is encoded at once."""
+        """The offsets of a text that is encoded as one block."""
         count = len(fragment(self.tokenizer, text))
         for lead in ("", "\n"):
-            spans = self.tokenizer(lead + text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-            starts = [max(0, start - len(lead)) for start, end in spans if end > len(lead) or not lead]
+            spans = self.tokenizer(
+                lead + text, add_special_tokens=False, return_offsets_mapping=True
+            )["offset_mapping"]
+            starts = [
+                max(0, start - len(lead)) for start, end in spans if end > len(lead) or not lead
+            ]
             if len(starts) == count:
                 return starts
         return None
 
-    def first(self, text: str, system: str | None) -> list[int]:
-        """The ids of a text that begins a session. Raises ValueError if there is no place for the system prompt."""
-        with self._turns.after(0):
+    def first_ids(self, text: str, system: str | None) -> list[int]:
+        """The ids of a session's first text. Raises ValueError if the template takes no system
+        prompt."""
+        with self._turn_lock.after(0):
             before, spaces = Dialogue(self.tokenizer, system, True).place()
-        return self.ids(spaces + text, before) if text else []
+        if text:
+            return self.ids(spaces + text, before)
+        return []
 
-    def said(self, answer: str, place: tuple[str, str]) -> list[int]:
-        """The ids that an answer has in a conversation: those that the model said, where it says what it was taught."""
+    def answer_ids(self, answer: str, place: tuple[str, str]) -> list[int]:
+        """The ids of an answer in a conversation. Usually they are the generated ids."""
         before, spaces = place
-        return self.ids(answer if answer.startswith(spaces) or not answer else spaces + answer, before)
+        if answer and not answer.startswith(spaces):
+            answer = spaces + answer
+        return self.ids(answer, before)
 
     def _place(self, ask: str) -> tuple[str, str]:
-        """What answers stand behind, and the spaces that the template puts between: where it ends without them, the model says them."""
+        """The text before an answer, and the spaces between. If the generation prompt ends without
+        them, the model generates them."""
         if not self.tokenizer.chat_template or ask.endswith(" "):
             return ask, ""
-        told = [{"role": "user", "content": USER_1}, {"role": "assistant", "content": ANSWER}]
-        before = str(self.tokenizer.apply_chat_template(told, tokenize=False)).partition(ANSWER)[0]
+        messages = [
+            {"role": "user", "content": USER_1},
+            {"role": "assistant", "content": ANSWER},
+        ]
+        before = str(self.tokenizer.apply_chat_template(messages, tokenize=False)).partition(
+            ANSWER
+        )[0]
         return ask or "\n", before[len(before.rstrip(" ")) :]
 
-    def _read(self, dialogue: Dialogue, parts: list[str]) -> tuple[list[int], list[int]]:
-        """A user's turn as a session would read it: the ids of all parts but the last, as a text, and those of the last, as a question."""
-        with self._turns.after(0):
-            opening, ask = dialogue.opening(), dialogue.ids(dialogue.template.ask)
+    def _user_ids(self, dialogue: Dialogue, parts: list[str]) -> tuple[list[int], list[int]]:
+        """A user's turn as a session reads it. The last part is the question, the rest is text."""
+        with self._turn_lock.after(0):
+            opening = dialogue.opening()
+            ask = dialogue.ids(dialogue.template.ask)
         text: list[int] = []
         *before, last = parts
         if whole := "\n\n".join(before):
-            behind, lead = ("\n", dialogue.template.gap) if dialogue.in_text else dialogue.place()
-            text = opening + self.ids(lead + whole, behind)
-            opening, dialogue.in_text, dialogue.answered = [], True, False
-        behind, asked = dialogue.asked(last)
-        question = opening + self.ids(asked, behind) + ask
-        dialogue.in_text, dialogue.answered = False, True
+            if dialogue.in_text:
+                preceding = "\n"
+                lead = dialogue.template.gap
+            else:
+                preceding, lead = dialogue.place()
+            text = opening + self.ids(lead + whole, preceding)
+            opening = []
+            dialogue.in_text = True
+            dialogue.answered = False
+        preceding, asked = dialogue.asked(last)
+        question = opening + self.ids(asked, preceding) + ask
+        dialogue.in_text = False
+        dialogue.answered = True
         return text, question
 
-    def chat(self, messages: list[Message], config: PotConfig, behind: Behind | None = None) -> Prompt:
-        """A conversation: its last message is the question, or the last part of it, or, of a long text in one piece, its end."""
-        system, turns = ordered(messages)
-        if behind is not None and not behind.templated:
-            raise Refusal(400, "this pot was filled without a chat template: use /v1/completions", param="pot")
-        if behind is not None and system not in (None, behind.system):
-            raise Refusal(400, "the pot has its own system prompt, read before everything else: leave this one out", param="messages")
+    def chat(
+        self, messages: list[Message], config: PotConfig, context: PotContext | None = None
+    ) -> Prompt:
+        """The prompt of a conversation. The question is the last message, or its last part; in a
+        long text of one piece, the end. context: of the named pot before it."""
+        system, turns = turns_of(messages)
+        if context is not None:
+            check_context(context, system)
+            system = context.system
         try:
-            with self._turns.after(0):
-                dialogue = Dialogue(self.tokenizer, behind.system if behind else system, True)
-                head = [] if behind else dialogue.head()
+            with self._turn_lock.after(0):
+                dialogue = Dialogue(self.tokenizer, system, True)
+                head = dialogue.head() if context is None else []
                 place = self._place(dialogue.template.ask)
         except ValueError as problem:
-            raise Refusal(400, str(problem), param="messages") from None
-        if behind is not None:
-            dialogue.in_text, dialogue.answered = behind.in_text, behind.answered
+            raise APIError(400, str(problem), param="messages") from None
+        if context is not None:
+            dialogue.in_text = context.in_text
+            dialogue.answered = context.answered
         if not any(turns[-1]):
-            raise Refusal(400, "the last message is empty: ask something", param="messages")
+            raise APIError(400, "the last message is empty: ask something", param="messages")
         before: list[int] = []
         for number, parts in enumerate(turns[:-1]):
             if number % 2:
-                before += self.said("\n\n".join(parts), place)
+                before += self.answer_ids("\n\n".join(parts), place)
             else:
-                before += itertools.chain.from_iterable(self._read(dialogue, parts))
-        text, question = self._read(dialogue, turns[-1])
-        with self._turns.after(0):
+                before += itertools.chain.from_iterable(self._user_ids(dialogue, parts))
+        text, question = self._user_ids(dialogue, turns[-1])
+        with self._turn_lock.after(0):
             end = PROMPT_END + len(dialogue.ids(dialogue.template.ask))
-            turn = dialogue.opening()
-        prompt = Prompt(behind.system if behind else system, True, head, before + text, question, turn, place)
-        return self._cut(prompt, config, end)
+            opening = dialogue.opening()
+        prompt = Prompt(system, True, head, before + text, question, opening, place)
+        return self._split(prompt, config, end)
 
-    def plain(self, prompt: str | list[int], config: PotConfig, behind: Behind | None = None) -> Prompt:
-        """A text to be continued: its end is the catalyst. A text alone begins with what the tokenizer puts before texts."""
-        if isinstance(prompt, str):
-            with self._turns.after(0):
-                first = self.tokenizer("a").input_ids[:1] if behind is None else []
-            ids = [i for i in first if i == self.tokenizer.bos_token_id] + self.ids(prompt, "" if behind is None else "\n")
-        else:
+    def plain(
+        self, prompt: str | list[int], config: PotConfig, context: PotContext | None = None
+    ) -> Prompt:
+        """The prompt of a completion. Its end is the catalyst. Without a named pot before it, a
+        text begins with the tokenizer's first token."""
+        if not isinstance(prompt, str):
             ids = checked(prompt, self.vocabulary)
+        elif context is None:
+            with self._turn_lock.after(0):
+                first = self.tokenizer("a").input_ids[:1]
+            ids = [i for i in first if i == self.tokenizer.bos_token_id] + self.ids(prompt, "")
+        else:
+            ids = self.ids(prompt)
         if not ids:
-            raise Refusal(400, "the prompt is empty: there is nothing to continue", param="prompt")
-        return self._cut(Prompt(None, False, [], [], ids, []), config, PROMPT_END)
+            raise APIError(400, "the prompt is empty: there is nothing to continue", param="prompt")
+        return self._split(Prompt(None, False, [], [], ids, []), config, PROMPT_END)
 
-    def _cut(self, prompt: Prompt, config: PotConfig, end: int) -> Prompt:
-        """The prompt with a question that leaves room in the pot: what is too long becomes text, but for its end.
+    def _split(self, prompt: Prompt, config: PotConfig, end: int) -> Prompt:
+        """Keep the question short enough for the pot: all but its end becomes text.
 
-        A plain prompt is all question; its end is taken always.
+        A plain prompt is all question, so it is always split.
         """
         most = max(1, (config.pot_size - config.survivors - len(prompt.head)) // 2)
         if prompt.templated and len(prompt.question) <= most:
             return prompt
         cut = len(prompt.question) - min(end, most, len(prompt.question))
-        return replace(prompt, text=prompt.text + prompt.question[:cut], question=prompt.question[cut:])
+        text = prompt.text + prompt.question[:cut]
+        return replace(prompt, text=text, question=prompt.question[cut:])

@@ -1,4 +1,4 @@
-"""Replies as OpenAI's clients expect them."""
+"""Replies in OpenAI's formats."""
 
 from __future__ import annotations
 
@@ -22,71 +22,105 @@ def sse(content: dict[str, Any]) -> str:
 
 
 def comment(text: str) -> str:
-    """A line that clients skip: it keeps the connection alive."""
+    """A line that clients skip. It keeps the connection alive."""
     return f": {text}\n\n"
 
 
 class Form(ABC):
-    """How one request's reply looks. Chat and completions differ in the names of things only."""
+    """The format of one request's reply. Chat and completions differ in field names only."""
 
     kind: str
     chunk_kind: str
     prefix: str
 
-    def __init__(self, model: str, tokenizer: PreTrainedTokenizerBase, wants_logprobs: bool) -> None:
-        self.model, self.tokenizer, self.wants_logprobs = model, tokenizer, wants_logprobs
-        self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
+    def __init__(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, wants_logprobs: bool
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.wants_logprobs = wants_logprobs
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
 
     def token(self, token: int) -> str:
         return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+            **more,
+        }
 
     def whole(self, answers: Sequence[tuple[str, list[Likely], Done]]) -> dict[str, Any]:
-        """The reply that is not streamed. answers: text, probabilities and end of each."""
+        """A reply that is not streamed. answers: text, probabilities and end of each."""
         choices = [
-            {"index": number, **self.said(text), "logprobs": self.logprobs(likely), "finish_reason": done.reason}
+            {
+                "index": number,
+                **self.message(text),
+                "logprobs": self.logprobs(likely),
+                "finish_reason": done.reason,
+            }
             for number, (text, likely, done) in enumerate(answers)
         ]
-        return self._envelope(self.kind, choices, usage=total([done.report for _, _, done in answers]))
+        return self._envelope(
+            self.kind, choices, usage=total([done.report for _, _, done in answers])
+        )
 
     def first(self, number: int) -> list[dict[str, Any]]:
-        """Chunks that come before any text."""
+        """Chunks before any text."""
         return []
 
     def piece(self, number: int, piece: Piece) -> dict[str, Any]:
-        choice = {"index": number, **self.delta(piece.text), "logprobs": self.logprobs(piece.likely), "finish_reason": None}
+        choice = {
+            "index": number,
+            **self.delta(piece.text),
+            "logprobs": self.logprobs(piece.likely),
+            "finish_reason": None,
+        }
         return self._envelope(self.chunk_kind, [choice])
 
     def end(self, number: int, done: Done) -> dict[str, Any]:
-        return self._envelope(self.chunk_kind, [{"index": number, **self.delta(""), "logprobs": None, "finish_reason": done.reason}])
+        return self._envelope(
+            self.chunk_kind,
+            [{"index": number, **self.delta(""), "logprobs": None, "finish_reason": done.reason}],
+        )
 
     def usage(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
         return self._envelope(self.chunk_kind, [], usage=total(reports))
 
     @abstractmethod
-    def said(self, text: str) -> dict[str, Any]:
-        """What holds a whole answer."""
+    def message(self, text: str) -> dict[str, Any]:
+        """The fields of a whole answer."""
 
     @abstractmethod
     def delta(self, text: str) -> dict[str, Any]:
-        """What holds a piece of one."""
+        """The fields of a piece of an answer."""
 
     @abstractmethod
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
-        """How likely its tokens were, as this kind of reply says it."""
+        """The log probabilities of an answer's tokens."""
 
 
 class ChatForm(Form):
-    kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+    prefix = "chatcmpl"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def message(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def first(self, number: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
-        return [self._envelope(self.chunk_kind, [{"index": number, "delta": delta, "logprobs": None, "finish_reason": None}])]
+        return [
+            self._envelope(
+                self.chunk_kind,
+                [{"index": number, "delta": delta, "logprobs": None, "finish_reason": None}],
+            )
+        ]
 
     def delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text} if text else {}}
@@ -98,28 +132,48 @@ class ChatForm(Form):
 
         if not self.wants_logprobs:
             return None
-        return {"content": [{**entry(one.token, one.logprob), "top_logprobs": [entry(*top) for top in one.top]} for one in likely]}
+        return {
+            "content": [
+                {**entry(one.token, one.logprob), "top_logprobs": [entry(*top) for top in one.top]}
+                for one in likely
+            ]
+        }
 
 
 class CompletionForm(Form):
-    kind, chunk_kind, prefix = "text_completion", "text_completion", "cmpl"
+    kind = "text_completion"
+    chunk_kind = "text_completion"
+    prefix = "cmpl"
 
-    def said(self, text: str) -> dict[str, Any]:
+    def message(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    delta = said
+    delta = message
 
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
         if not self.wants_logprobs:
             return None
         tokens = [self.token(one.token) for one in likely]
         starts = list(itertools.accumulate(map(len, tokens), initial=0))[:-1]
-        tops = [{self.token(token): logprob for token, logprob in one.top} if one.logprob is not None else None for one in likely]
-        return {"tokens": tokens, "token_logprobs": [one.logprob for one in likely], "top_logprobs": tops, "text_offset": starts}
+        tops = [
+            {self.token(token): logprob for token, logprob in one.top}
+            if one.logprob is not None
+            else None
+            for one in likely
+        ]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [one.logprob for one in likely],
+            "top_logprobs": tops,
+            "text_offset": starts,
+        }
 
 
 def total(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """One usage for all answers of a request; `pot` is that of the last."""
-    usage = {name: sum(report[name] for report in reports) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    """The usage of all answers of a request. `pot` describes the last answer's pot."""
+    usage = {
+        name: sum(report[name] for report in reports)
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    }
     cached = sum(report["prompt_tokens_details"]["cached_tokens"] for report in reports)
     return {**usage, "prompt_tokens_details": {"cached_tokens": cached}, "pot": reports[-1]["pot"]}

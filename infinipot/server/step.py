@@ -9,14 +9,16 @@ import torch
 
 from infinipot.engine.decode import Generation, advance, predict
 
-Said = int | Exception | None
-"""A token id; the problem, if the answer failed; None if it has ended."""
+StepResult = int | Exception | None
+"""A token id; the exception, if the answer failed; None if the answer has ended."""
 
 
 @contextmanager
-def a_core_less(device: torch.device) -> Iterator[None]:
-    """Inside, torch leaves one of its CPU cores to those who send what is said. A single token gains next to nothing from the last core,
-    and all others wait for it wherever it has something else to do."""
+def spare_core(device: torch.device) -> Iterator[None]:
+    """On a CPU, torch leaves one core to the threads that send.
+
+    A step gains little from the last core, and all other cores wait when that one is busy.
+    """
     cores = torch.get_num_threads()
     if device.type == "cpu":
         torch.set_num_threads(max(1, cores - 1))
@@ -26,36 +28,49 @@ def a_core_less(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(cores)
 
 
-def step(turns: Sequence[Generation]) -> list[Said]:
-    """One token for each answer, all in one forward pass. If that fails, each has a pass of its own: what befalls one is no other's concern."""
-    said = _said(turns)
-    reading = [turn for turn, token in zip(turns, said, strict=True) if isinstance(token, int) and turn.reads]
-    try:
-        advance(reading)
-    except Exception as problem:
-        if len(reading) == 1:
-            return [problem if turn is reading[0] else token for turn, token in zip(turns, said, strict=True)]
-        failed: dict[int, Exception] = {}
-        for turn in reading:
-            try:
-                advance([turn])
-            except Exception as own:
-                failed[id(turn)] = own
-        return [failed.get(id(turn), token) for turn, token in zip(turns, said, strict=True)]
-    return said
+def step(generations: Sequence[Generation]) -> list[StepResult]:
+    """One token for each answer, in one forward pass.
+
+    If that pass fails, each answer is tried alone, so that one failure does not affect the others.
+    """
+    results = _next_tokens(generations)
+    going_on = [
+        generation
+        for generation, token in zip(generations, results, strict=True)
+        if isinstance(token, int) and generation.reads
+    ]
+    failures = _advance(going_on)
+    return [
+        failures.get(id(generation), result)
+        for generation, result in zip(generations, results, strict=True)
+    ]
 
 
-def _said(turns: Sequence[Generation]) -> list[Said]:
+def _advance(generations: Sequence[Generation]) -> dict[int, Exception]:
+    """Read the new tokens. Returns what failed, by the generation's id."""
     try:
-        rows = predict(turns).split(1)
+        advance(generations)
     except Exception as problem:
-        if len(turns) == 1:
+        if len(generations) == 1:
+            return {id(generations[0]): problem}
+        failures: dict[int, Exception] = {}
+        for generation in generations:
+            failures |= _advance([generation])
+        return failures
+    return {}
+
+
+def _next_tokens(generations: Sequence[Generation]) -> list[StepResult]:
+    try:
+        rows = predict(generations).split(1)
+    except Exception as problem:
+        if len(generations) == 1:
             return [problem]
-        return [_said([turn])[0] for turn in turns]
-    said: list[Said] = []
-    for turn, logits in zip(turns, rows, strict=True):
+        return [_next_tokens([generation])[0] for generation in generations]
+    results: list[StepResult] = []
+    for generation, logits in zip(generations, rows, strict=True):
         try:
-            said.append(turn.next(logits))
+            results.append(generation.next(logits))
         except Exception as problem:
-            said.append(problem)
-    return said
+            results.append(problem)
+    return results

@@ -1,1 +1,1 @@
-"""What the engine is asked to do: a prompt and its answer, an echo, a text to read."""
+"""Jobs of the engine: a prompt and its answer, an echo, a text for a named pot."""

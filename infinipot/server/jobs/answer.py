@@ -1,7 +1,8 @@
-"""A prompt and its answer, and the pot that both leave behind."""
+"""A prompt and its answer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -10,170 +11,209 @@ from infinipot.cache.pot import Mark
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.sampling import Sampler
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
-from infinipot.server.jobs.base import Work
-from infinipot.server.pot_store import Held, Shelf, digests, scope_of, unknown
-from infinipot.server.prompts import Behind, Prompt, Words
+from infinipot.server.jobs.base import Job
+from infinipot.server.pot_store import PotStore
+from infinipot.server.prompts import PotContext, Prompt, Prompts
+from infinipot.server.stored_pot import StoredPot, digests, scope_of, unknown_pot
 from infinipot.session import Session
 from infinipot.text.tokens import Pieces
 
 
-class Answering(Work):
-    """Reads a prompt, then answers.
+@dataclass(frozen=True)
+class Question:
+    """What a request asks for."""
 
-    reserved: whether the pot is distilled beforehand if prompt and max_tokens do not fit; else only when it is full. top: how many likeliest
-    tokens are wanted with each of the answer's; None for no probabilities. pot: the named pot that stands before the prompt. label: the
-    conversation's. kept: whether its pot stays, for what continues it. salt: only what knows it continues it.
-    """
+    config: PotConfig
+    prompt: Prompt
+    sampling: Sampling
+    reserve: bool = True
+    """Distil first if prompt and max_tokens do not fit together; else distil when the pot is full."""
+    top: int | None = None
+    """How many likeliest tokens to report with each token; None: no probabilities."""
+    pot: str | None = None
+    """The named pot before the prompt."""
+    label: str | None = None
+    """The conversation's label."""
+    keep: bool = True
+    """Whether the pot stays for the conversation's next request."""
+    salt: str = ""
+    """A secret that the next request must know."""
 
-    def __init__(
-        self,
-        config: PotConfig,
-        prompt: Prompt,
-        sampling: Sampling,
-        words: Words,
-        send: Send,
-        *,
-        reserved: bool = True,
-        top: int | None = None,
-        pot: str | None = None,
-        label: str | None = None,
-        kept: bool = True,
-        salt: str = "",
-    ) -> None:
-        super().__init__(config, send, system=prompt.system, templated=prompt.templated)
-        self.prompt, self.sampling, self.words = prompt, sampling, words
-        self.reserved, self.top, self.pot, self.label, self.kept = reserved, top, pot, label, kept
-        self.salt = salt
+
+class AnswerJob(Job):
+    """Reads a prompt, then answers."""
+
+    def __init__(self, question: Question, prompts: Prompts, send: Send) -> None:
+        prompt = question.prompt
+        super().__init__(question.config, send, system=prompt.system, templated=prompt.templated)
+        self.request = question
+        self.prompt = prompt
+        self.prompts = prompts
         self.scope = ""
-        self.parent: Held | None = None
-        self.before_tokens = self.cached_tokens = 0
-        """Tokens that the named pot had read; tokens of the prompt that the conversation's own pot had read."""
-        self.sampler = Sampler(sampling)
-        self.pieces = Pieces(words.tokenizer, sampling.stop)
-        self.said: list[int] = []
+        self.parent: StoredPot | None = None
+        self.pot_tokens = 0
+        """Tokens that the named pot has read."""
+        self.cached_tokens = 0
+        """Tokens of the prompt that the conversation's pot has read."""
+        self.sampler = Sampler(question.sampling)
+        self.pieces = Pieces(prompts.tokenizer, question.sampling.stop)
+        self.answer_ids: list[int] = []
         self.text = ""
         self.likely: list[Likely] = []
-        self._shown = 0
+        self._sent_ids = 0
         self._mark: Mark | None = None
 
     # ---------------------------------------------------------------- before
 
-    def find(self, shelf: Shelf) -> Held | Path | None:
-        """The conversation's own pot, else the named one that the request is about."""
-        content, named = "", None
-        if self.pot is not None:
-            named = shelf.named(self.pot)
+    def find(self, store: PotStore) -> StoredPot | Path | None:
+        """The conversation's pot, else the named pot."""
+        content = ""
+        named = None
+        request = self.request
+        if request.pot is not None:
+            named = store.named(request.pot)
             if named is None:
-                path = shelf.file(self.pot)
+                path = store.file(request.pot)
                 if path is None:
-                    raise unknown(self.pot)
+                    raise unknown_pot(request.pot)
                 return path
-            content, self.before_tokens = named.content, named.session.stats.tokens_read
-        self.scope = scope_of(self.config, self.templated, content, self.label or "", self.salt)
-        return (shelf.find(self.scope, self.prompt.ids, self.passed) if self.kept else None) or named
+            content = named.content
+            self.pot_tokens = named.session.stats.tokens_read
+        label = request.label or ""
+        self.scope = scope_of(self.config, self.templated, content, label, request.salt)
+        if not request.keep:
+            return named
+        return store.find(self.scope, self.prompt.ids, self.skipped_files) or named
 
-    def start(self, session: Session, source: Held | None, shelf: Shelf) -> None:
+    def start(self, session: Session, source: StoredPot | None, store: PotStore) -> None:
         self.session = session
         if source is not None and source.name is None:
-            self.parent, self.cached_tokens = source, source.key[0]
+            self.parent = source
+            self.cached_tokens = source.key[0]
         ids = self.prompt.ids
-        first = self.cached_tokens or len(self.prompt.head)  # an empty session reads the head by itself
+        # an empty session reads the head by itself
+        first = self.cached_tokens or len(self.prompt.head)
         split = max(first, len(ids) - len(self.prompt.question))
-        text, question = ids[first:split], ids[split:]
-        turn = self.prompt.turn
-        if text and turn and source is not None and source.behind.answered:  # the session itself leads from an answer to the next text
-            if text[: len(turn)] == turn and len(text) > len(turn):
-                text = text[len(turn) :]
-            else:
-                text, question = [], text + question
-        self.question = question
+        text = ids[first:split]
+        self.question = ids[split:]
+        if source is not None and source.context.answered:
+            text = self._without_opening(text)
         if text:
             self.pending.append(text)
+
+    def _without_opening(self, text: list[int]) -> list[int]:
+        """The text that follows an answer. The session itself reads the ids between both."""
+        opening = self.prompt.opening
+        if not text or not opening:
+            return text
+        if text[: len(opening)] == opening and len(text) > len(opening):
+            return text[len(opening) :]
+        assert isinstance(self.question, list)
+        self.question = text + self.question
+        return []
 
     # ---------------------------------------------------------------- reading and answering
 
     @property
     def readable(self) -> bool:
-        return bool(self.pending) or (self.turn is None and not self.ended)
+        return bool(self.pending) or (self.generation is None and not self.ended)
+
+    @property
+    def remaining_tokens(self) -> int:
+        return super().remaining_tokens + len(self.question or ())
 
     @property
     def answering(self) -> bool:  # type: ignore[override]
-        return self.turn is not None
+        return self.generation is not None
 
-    def read(self, most_tokens: int) -> None:
-        """Read a slice of the text; when there is none left, the question."""
+    def read(self, max_tokens: int) -> None:
+        """Read a slice of the text; after the text, the question."""
         if self.pending:
-            super().read(most_tokens)
+            super().read(max_tokens)
             return
-        wanted = self.sampling.max_tokens if self.reserved else max(self.sampling.max_tokens, self.config.pot_size)
-        self.turn = self.own.turn(self.question, max_tokens=wanted, pick=self._pick, keep=True)
-        self.turn.begin()
+        room = self.request.sampling.max_tokens
+        if not self.request.reserve:
+            room = max(room, self.config.pot_size)
+        self.generation = self.own_session.turn(
+            self.question, max_tokens=room, pick=self._pick, keep=True
+        )
+        self.generation.begin()
         self.tokens_read += len(self.question or ())
 
     def _pick(self, logits: Tensor) -> int:
         if self._mark is None:
-            self._mark = self.own.pot.mark()
+            self._mark = self.own_session.pot.mark()
         token = self.sampler(logits)
-        if self.top is not None:
-            self.likely.append(likely(logits[0].float().log_softmax(dim=-1), token, self.top))
+        if self.request.top is not None:
+            logprobs = logits[0].float().log_softmax(dim=-1)
+            self.likely.append(likely(logprobs, token, self.request.top))
         return token
 
     def take(self, token: int | None) -> None:
-        """The answer's next token; None: it has ended."""
+        """Take the answer's next token; None: the answer has ended."""
         if token is not None:
-            self.said.append(token)
-            self.tokens_said += 1
-            self._show(self.pieces.push(token))
-        if token is None or self.pieces.stopped or len(self.said) >= self.sampling.max_tokens:
-            self.end_turn()
-            self._show(self.pieces.finish())
+            self.answer_ids.append(token)
+            self.tokens_generated += 1
+            self._send_text(self.pieces.push(token))
+        stopped = token is None or self.pieces.stopped
+        if stopped or len(self.answer_ids) >= self.request.sampling.max_tokens:
+            self.end_generation()
+            self._send_text(self.pieces.finish())
             self.ended = True
-            self.send(Done("stop" if token is None or self.pieces.stopped else "length", self.usage()))
+            self.send(
+                Done("stop" if token is None or self.pieces.stopped else "length", self.usage())
+            )
 
-    def _show(self, text: str) -> None:
+    def _send_text(self, text: str) -> None:
         if text:
             self.text += text
-            new = len(self.said) - self._shown
+            new = len(self.answer_ids) - self._sent_ids
             self.send(Piece(text, self.likely[:new]))
             self.likely = self.likely[new:]
-            self._shown = len(self.said)
+            self._sent_ids = len(self.answer_ids)
 
     def usage(self) -> dict[str, object]:
-        """Tokens as OpenAI counts them: those of the prompt that some pot had read before are `cached`."""
-        prompt = self.before_tokens + len(self.prompt.ids)
+        """Token counts as OpenAI reports them. Tokens that a pot had read before are `cached`."""
+        prompt = self.pot_tokens + len(self.prompt.ids)
+        cached = self.pot_tokens + self.cached_tokens
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": len(self.said),
-            "total_tokens": prompt + len(self.said),
-            "prompt_tokens_details": {"cached_tokens": self.before_tokens + self.cached_tokens},
-            "pot": pot_of(self.own),
+            "completion_tokens": len(self.answer_ids),
+            "total_tokens": prompt + len(self.answer_ids),
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "pot": pot_of(self.own_session),
         }
 
     # ---------------------------------------------------------------- afterwards
 
-    def keep(self, shelf: Shelf) -> None:
-        if not self.kept or not self._settle():
+    def keep(self, store: PotStore) -> None:
+        if not self.request.keep or not self._match_text():
             return
-        ids = self.prompt.ids + self.words.said(self.text, self.prompt.place)
+        ids = self.prompt.ids + self.prompts.answer_ids(self.text, self.prompt.place)
         (key,) = digests(self.scope, ids, [len(ids)])
-        behind = Behind(self.system, self.templated, in_text=False, answered=True)
-        shelf.put(Held(self.own, key, behind, label=self.label, salt=self.salt))
+        context = PotContext(self.system, self.templated, in_text=False, answered=True)
+        label = self.request.label
+        store.add(StoredPot(self.own_session, key, context, label=label, salt=self.request.salt))
         if self.parent is not None:
-            self.parent.spent = True
+            self.parent.superseded = True
 
-    def _settle(self) -> bool:
-        """See to it that the pot has read what the client will send back. Returns whether it has.
+    def _match_text(self) -> bool:
+        """Make the pot hold the ids that the client will send back. Returns whether it does.
 
-        What was generated may stand for the same text in other ids, or go on behind a stop text. Then the answer is read again as the client
-        will send it, unless a distillation has mixed it with the rest.
+        The generated ids may spell the same text in another way, or go on after a stop text. Then
+        the answer is read again as the client will send it, unless a distillation has mixed it in.
         """
-        ids = self.words.said(self.text, self.prompt.place)
-        if ids == self.said:
+        ids = self.prompts.answer_ids(self.text, self.prompt.place)
+        if ids == self.answer_ids:
             return True
-        pot, mark = self.own.pot, self._mark
+        pot = self.own_session.pot
+        mark = self._mark
         if mark is None or mark.distillations != pot.distillations:
             return False
         pot.rollback(mark)
-        for _ in self.own.stream_ids(ids, max_tokens=1, pick=lambda _: -1, stop_ids={-1}, keep=True, aware=False):
+        reading = self.own_session.stream_ids(
+            ids, max_tokens=1, pick=lambda _: -1, stop_ids={-1}, keep=True, aware=False
+        )
+        for _ in reading:
             pass
         return True

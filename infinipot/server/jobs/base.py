@@ -1,4 +1,4 @@
-"""What one request asks of the engine, in slices small enough that nobody waits long for the others."""
+"""One request's work for the engine, in slices."""
 
 from __future__ import annotations
 
@@ -10,76 +10,93 @@ from infinipot.config import PotConfig
 from infinipot.engine.decode import Generation
 from infinipot.model.runner import ModelRunner
 from infinipot.server.events import Send
-from infinipot.server.pot_store import Held, Shelf
+from infinipot.server.pot_store import PotStore
+from infinipot.server.stored_pot import StoredPot
 from infinipot.session import Session
 
+UNBOUNDED = 1 << 62
+"""Remaining tokens of a text whose end is not known."""
 
-class Work:
-    """Ids to be read into a session of its own, slice by slice. session: None until the engine has a place for it."""
+
+class Job:
+    """Reads ids into a session of its own, slice by slice."""
 
     host: ModelRunner | None = None
-    """Whoever reads for this work; None: the engine's own."""
+    """The model that reads for this job; None: the engine's."""
     answering = False
     """Whether it waits for its next token."""
     ended = False
-    turn: Generation | None = None
+    generation: Generation | None = None
     """The answer, once it has begun."""
+    stalled: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the client fetches the answer so slowly that it must pause."""
 
-    unheard: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether so much of the answer has not been fetched that it must wait."""
-
-    def __init__(self, config: PotConfig, send: Send, *, system: str | None, templated: bool) -> None:
-        self.config, self.send, self.system, self.templated = config, send, system, templated
+    def __init__(
+        self, config: PotConfig, send: Send, *, system: str | None, templated: bool
+    ) -> None:
+        self.config = config
+        self.send = send
+        self.system = system
+        self.templated = templated
         self.session: Session | None = None
+        """None until the scheduler admits the job."""
         self.pending: deque[list[int]] = deque()
+        """Ids to read."""
         self.question: str | list[int] | None = None
-        """What is distilled by."""
-        self.served = 0.0
-        """When it last had a slice."""
-        self.tokens_read = self.tokens_said = 0
-        self.passed: set[Path] = set()
-        """Files that this work does without: they could not be read just now."""
+        """The catalyst."""
+        self.last_slice_s = 0.0
+        """When it last read, or was admitted."""
+        self.tokens_read = 0
+        self.tokens_generated = 0
+        self.skipped_files: set[Path] = set()
+        """Files that could not be read just now. This job goes on without them."""
 
     @property
-    def own(self) -> Session:
+    def own_session(self) -> Session:
         assert self.session is not None
         return self.session
 
     @property
     def readable(self) -> bool:
-        """Whether there is something to do now, other than taking the next token."""
+        """Whether a reading slice has something to do."""
         return bool(self.pending)
 
-    def find(self, shelf: Shelf) -> Held | Path | None:
-        """The pot to go on from: on the shelf, or on disk. None: an empty one. Raises Refusal."""
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens to read until the reading ends."""
+        return sum(map(len, self.pending))
+
+    def find(self, store: PotStore) -> StoredPot | Path | None:
+        """The pot to continue, or its file; None: an empty pot. Raises APIError."""
         return None
 
-    def start(self, session: Session, source: Held | None, shelf: Shelf) -> None:
-        """Go on in this session, whose pot came from `source`."""
+    def start(self, session: Session, source: StoredPot | None, store: PotStore) -> None:
+        """Begin in this session, whose pot came from `source`."""
         self.session = session
 
-    def read(self, most_tokens: int) -> None:
+    def read(self, max_tokens: int) -> None:
         """Read a slice."""
         ids = self.pending.popleft()
-        if len(ids) > most_tokens:
-            self.pending.appendleft(ids[most_tokens:])
-        self.own.append(ids[:most_tokens], question=self.question)
-        self.tokens_read += len(ids[:most_tokens])
+        if len(ids) > max_tokens:
+            self.pending.appendleft(ids[max_tokens:])
+        self.own_session.append(ids[:max_tokens], question=self.question)
+        self.tokens_read += len(ids[:max_tokens])
 
     def take(self, token: int | None) -> None:
-        """The answer's next token; None: it has ended."""
+        """Take the answer's next token; None: the answer has ended."""
         raise AssertionError(f"{type(self).__name__} has no answer")
 
-    def keep(self, shelf: Shelf) -> None:
-        """Put on the shelf what is to stay, when all is done."""
+    def keep(self, store: PotStore) -> None:
+        """Store the pot, if it should stay. Called when the job is done."""
 
-    def end_turn(self) -> None:
-        """End the answer, whatever has come of it."""
-        turn, self.turn = self.turn, None
-        if turn is not None:
-            turn.end()
+    def end_generation(self) -> None:
+        """End the answer, complete or not."""
+        generation = self.generation
+        self.generation = None
+        if generation is not None:
+            generation.end()
 
     def drop(self) -> None:
-        """Let go of the session: nothing of this work stays."""
-        self.end_turn()
+        """Let go of the session, and keep nothing."""
+        self.end_generation()
         self.session = None

@@ -1,4 +1,4 @@
-"""Completions that repeat their prompt, with what the model thought of each of its tokens."""
+"""Completions that repeat their prompt with the probabilities of its tokens."""
 
 from __future__ import annotations
 
@@ -11,78 +11,94 @@ from torch import Tensor
 from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.model.runner import ModelRunner, Observer
-from infinipot.server.events import Done, Likely, Piece, likely
-from infinipot.server.jobs.answer import Answering
+from infinipot.server.events import Done, Likely, Piece, Send, likely
+from infinipot.server.jobs.answer import AnswerJob, Question
+from infinipot.server.prompts import Prompts
 
 ROWS = 64
 """Logits computed at a time."""
 
 
-class Listening(ModelRunner):
-    """A host that notes the hidden states of every pass, and how many tokens the pot had read before it. The model is that of the host it
-    is made from. A recording would pass it by."""
+class RecordingHost(ModelRunner):
+    """A host that keeps the ids and hidden states of every pass. It shares the model of another
+    host.
+
+    CUDA graphs would skip the recording, so it uses none.
+    """
 
     def __init__(self, host: ModelRunner) -> None:
         self.__dict__.update(host.__dict__)
         graph_cache(self).record_nothing()
-        self.heard: list[tuple[int, Tensor, Tensor]] = []
+        self.passes: list[tuple[int, Tensor, Tensor]] = []
+        """Tokens that the pot had read before the pass, ids, hidden states."""
 
     def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
         before = pots[0].tokens_read
         hidden = super().read(ids, pots, observe)
-        self.heard.append((before, ids, hidden))
+        self.passes.append((before, ids, hidden))
         return hidden
 
 
-class Echoing(Answering):
-    """Like Answering; the prompt comes first, as one piece. silent: no answer follows."""
+class EchoJob(AnswerJob):
+    """An AnswerJob that sends the prompt first, as one piece. silent: no answer follows."""
 
-    host: Listening
+    host: RecordingHost
 
-    def __init__(self, *args: Any, host: ModelRunner, silent: bool, **options: Any) -> None:
-        super().__init__(*args, kept=False, **options)
-        self.host, self.silent = Listening(host), silent
-        self._last: Tensor | None = None
+    def __init__(
+        self, question: Question, prompts: Prompts, send: Send, *, host: ModelRunner, silent: bool
+    ) -> None:
+        super().__init__(question, prompts, send)
+        self.host = RecordingHost(host)
+        self.silent = silent
+        self._last_hidden: Tensor | None = None
         self._prompt_likely: list[Likely] = []
 
-    def read(self, most_tokens: int) -> None:
-        if not self.pending and self.silent:
-            question = self.prompt.question
-            self.own.append(question, question=question)
-            self.tokens_read += len(question)
-            self._listen()
-            self._say_prompt()
-            self.ended = True
-            self.send(Done("length", self.usage()))
-        else:
-            super().read(most_tokens)
-            self._listen()
-            if self.turn is not None:
-                self._say_prompt()
+    def read(self, max_tokens: int) -> None:
+        if self.pending or not self.silent:
+            super().read(max_tokens)
+            self._score_passes()
+            if self.generation is not None:
+                self._send_prompt()
+            return
+        question = self.prompt.question
+        self.own_session.append(question, question=question)
+        self.tokens_read += len(question)
+        self._score_passes()
+        self._send_prompt()
+        self.ended = True
+        self.send(Done("length", self.usage()))
 
-    def _listen(self) -> None:
-        """From hidden states to the probabilities of the prompt's tokens; the first is predicted by nothing."""
-        heard, self.host.heard = self.host.heard, []
-        ends = [before for before, _, _ in heard[1:]] + [self.own.pot.tokens_read]
-        for (start, every, states), end in zip(heard, ends, strict=True):
-            if start == end:
-                continue  # nothing but a catalyst
-            ids, hidden = every[:, : end - start], states[:, : end - start]  # a catalyst may have ridden behind them
-            before = hidden[:, :0] if self._last is None else self._last
-            rows, self._last = torch.cat((before, hidden[:, :-1]), dim=1), hidden[:, -1:].clone()
-            tokens = ids[0].tolist()
-            if rows.shape[1] < len(tokens):
-                self._prompt_likely.append(Likely(tokens.pop(0), None, []))
-            if self.top is None:
-                continue
-            for start in range(0, len(tokens), ROWS):
-                logprobs = self.host.head(rows[:, start : start + ROWS])[0].float().log_softmax(dim=-1)
-                self._prompt_likely += [likely(row, token, self.top) for row, token in zip(logprobs, tokens[start : start + ROWS], strict=True)]
+    def _score_passes(self) -> None:
+        """Turn the recorded hidden states into probabilities of the prompt's tokens."""
+        passes = self.host.passes
+        self.host.passes = []
+        ends = [before for before, _, _ in passes[1:]] + [self.own_session.pot.tokens_read]
+        for (start, ids, hidden), end in zip(passes, ends, strict=True):
+            if start != end:  # else the pass read a catalyst only
+                count = end - start  # a catalyst may follow in the same pass
+                self._score(ids[0, :count].tolist(), hidden[:, :count])
+
+    def _score(self, tokens: list[int], hidden: Tensor) -> None:
+        before = hidden[:, :0] if self._last_hidden is None else self._last_hidden
+        rows = torch.cat((before, hidden[:, :-1]), dim=1)
+        self._last_hidden = hidden[:, -1:].clone()
+        if rows.shape[1] < len(tokens):  # nothing predicts the first token
+            self._prompt_likely.append(Likely(tokens.pop(0), None, []))
+        if self.request.top is None:
+            return
+        for start in range(0, len(tokens), ROWS):
+            logits = self.host.head(rows[:, start : start + ROWS])[0]
+            block = tokens[start : start + ROWS]
+            for logprobs, token in zip(logits.float().log_softmax(dim=-1), block, strict=True):
+                self._prompt_likely.append(likely(logprobs, token, self.request.top))
 
     def take(self, token: int | None) -> None:
-        self.host.heard = []  # the answer's own tokens, and those of others in the same pass
+        self.host.passes = []  # the answer's own tokens, and other answers' in the same pass
         super().take(token)
 
-    def _say_prompt(self) -> None:
-        whole = self.words.tokenizer.decode(self.prompt.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        self.send(Piece(str(whole), self._prompt_likely[: len(self.prompt.ids)] if self.top is not None else []))
+    def _send_prompt(self) -> None:
+        decode: Any = self.prompts.tokenizer.decode
+        ids = self.prompt.ids
+        text = decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        probabilities = self._prompt_likely[: len(ids)] if self.request.top is not None else []
+        self.send(Piece(str(text), probabilities))

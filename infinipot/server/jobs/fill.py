@@ -1,4 +1,4 @@
-"""Reading a text into a named pot, as it comes, for whoever watches."""
+"""Reads a text into a named pot while the text arrives."""
 
 from __future__ import annotations
 
@@ -9,31 +9,43 @@ from typing import Any
 import torch
 
 from infinipot.config import PotConfig
-from infinipot.server.errors import Refusal
+from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Send, pot_of
-from infinipot.server.jobs.base import Work
-from infinipot.server.pot_store import Held, Shelf, content_of
-from infinipot.server.prompts import Behind
+from infinipot.server.jobs.base import UNBOUNDED, Job
+from infinipot.server.pot_store import PotStore
+from infinipot.server.prompts import PotContext
 from infinipot.server.schema import FillOptions
+from infinipot.server.stored_pot import StoredPot, content_of
 from infinipot.session import Session
 
-EVERY_S = 0.4
-"""How often watchers are told what the pot keeps: it takes a moment to count."""
+Watcher = Callable[[dict[str, Any]], None]
+WATCH_S = 0.4
+"""How often watchers get the pot's state, which takes a moment to compute."""
 
 
 def kept_places(session: Session) -> tuple[list[int], list[float]]:
-    """Places in the text of all entries, ascending, and which share of the layers and KV heads holds each."""
-    layers = [session.pot.described(layer)[0].flatten() for layer in session.pot.bounded if layer.is_initialized]
+    """The positions of all entries, ascending, and the share of layers and KV heads with each."""
+    bounded = session.pot.bounded
+    layers = [
+        session.pot.described(layer)[0].flatten() for layer in bounded if layer.is_initialized
+    ]
     if not layers:
         return [], []
     places, counts = torch.cat(layers).unique(return_counts=True)
-    heads = sum(layer.keys.shape[1] for layer in session.pot.bounded)
+    heads = sum(layer.keys.shape[1] for layer in bounded)
     return places.tolist(), [round(count / heads, 3) for count in counts.tolist()]
 
 
 def view(session: Session, name: str, state: str, places: bool) -> dict[str, Any]:
-    """What is told of a pot. first_place: where the text begins behind the template's head and the system prompt."""
-    about = {"name": name, "object": "pot", "state": state, "tokens_read": session.stats.tokens_read, "pot": pot_of(session)}
+    """A pot's description. first_place: where the text begins, after template head and system
+    prompt."""
+    about = {
+        "name": name,
+        "object": "pot",
+        "state": state,
+        "tokens_read": session.stats.tokens_read,
+        "pot": pot_of(session),
+    }
     about["options"] = session.config.options
     if places:
         where, shares = kept_places(session)
@@ -41,51 +53,80 @@ def view(session: Session, name: str, state: str, places: bool) -> dict[str, Any
     return about
 
 
-class Filling(Work):
-    """A text on its way into a named pot. Ids are fed by whoever receives the text; `complete` says that there are no more."""
+class FillJob(Job):
+    """Reads the ids that `feed` adds, until `complete` is set."""
 
-    def __init__(self, config: PotConfig, name: str, given: FillOptions, send: Send, roomy: Callable[[], None]) -> None:
-        super().__init__(config, send, system=given.system, templated=True)
-        self.name, self.question, self.expendable, self.roomy = name, given.question, given.expendable, roomy
+    def __init__(
+        self,
+        config: PotConfig,
+        name: str,
+        options: FillOptions,
+        send: Send,
+        on_read: Callable[[], None],
+    ) -> None:
+        """on_read: called after every slice."""
+        super().__init__(config, send, system=options.system, templated=True)
+        self.name = name
+        self.question = options.question
+        self.expendable = options.expendable
+        self.on_read = on_read
         self.complete = False
         self.waiting_tokens = 0
-        self.watchers: list[Callable[[dict[str, Any]], None]] = []
-        self._told = 0.0
+        """Tokens that have arrived and are not read."""
+        self.watchers: list[Watcher] = []
+        self._last_view_s = 0.0
 
     def feed(self, ids: list[int]) -> None:
         if ids:
             self.pending.append(ids)
             self.waiting_tokens += len(ids)
 
+    def end_text(self) -> None:
+        """No more ids follow."""
+        self.complete = True
+
     @property
     def readable(self) -> bool:
         return bool(self.pending) or self.complete
 
-    def read(self, most_tokens: int) -> None:
+    @property
+    def remaining_tokens(self) -> int:
+        return super().remaining_tokens if self.complete else UNBOUNDED
+
+    def read(self, max_tokens: int) -> None:
         if self.pending:
-            super().read(most_tokens)
+            super().read(max_tokens)
             self.waiting_tokens = sum(map(len, self.pending))
-            self.roomy()
-            self.tell("reading")
+            self.on_read()
+            self.tell_watchers("reading")
         else:
             self.ended = True
 
-    def tell(self, state: str, always: bool = False) -> None:
+    def tell_watchers(self, state: str, always: bool = False) -> None:
         now = time.monotonic()
-        if self.watchers and (always or now - self._told >= EVERY_S):
-            self._told = now
-            about = view(self.own, self.name, state, places=True)
+        if self.watchers and (always or now - self._last_view_s >= WATCH_S):
+            self._last_view_s = now
+            about = view(self.own_session, self.name, state, places=True)
             for watcher in self.watchers:
                 watcher(about)
 
-    def keep(self, shelf: Shelf) -> None:
-        if self.own.pot.hidden is None:
-            raise Refusal(400, "the text is empty: there is nothing to read")
-        content = content_of(self.own)
-        behind = Behind(self.system, True, in_text=True, answered=False)
-        shelf.take_name(Held(self.own, (0, content), behind, name=self.name, content=content, expendable=self.expendable))
-        self.tell("ready", always=True)
-        self.send(Done("filled", view(self.own, self.name, "ready", places=False)))
+    def keep(self, store: PotStore) -> None:
+        session = self.own_session
+        if session.pot.hidden is None:
+            raise APIError(400, "the text is empty: there is nothing to read")
+        content = content_of(session)
+        context = PotContext(self.system, True, in_text=True, answered=False)
+        pot = StoredPot(
+            session,
+            (0, content),
+            context,
+            name=self.name,
+            content=content,
+            expendable=self.expendable,
+        )
+        store.take_name(pot)
+        self.tell_watchers("ready", always=True)
+        self.send(Done("filled", view(session, self.name, "ready", places=False)))
 
     def drop(self) -> None:
         for watcher in self.watchers:

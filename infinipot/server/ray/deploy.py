@@ -17,47 +17,59 @@ from ray.serve.config import AutoscalingConfig, HTTPOptions, RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from infinipot.server.ray.replica import Replica
-from infinipot.server.ray.router import Door
-from infinipot.server.service import Serving
+from infinipot.server.ray.router import Router
+from infinipot.server.service import Service
 
 NAME = "infinipot"
-ENOUGH = 10_000
-"""Requests that Ray hands on at once: what waits, waits in the engine, which refuses what is too much."""
+MAX_REQUESTS = 10_000
+"""Requests that Ray hands on at once. The engine's queue is the real limit."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: "local" starts one on this machine. replicas: how many, or how many at least if `most` is given: then as many as are needed."""
+    """address: "local" starts a cluster on this machine. replicas: their number; if `most` is
+    given, their least number."""
 
     address: str
     replicas: int = 1
     most: int | None = None
     gpus: bool = True
-    """Whether each replica has a GPU to itself, where there are some."""
+    """Whether each replica gets a GPU of its own, if the cluster has GPUs."""
 
     def share(self) -> dict[str, int]:
-        """What each replica is given. Raises ValueError if the cluster has not enough for all."""
+        """Resources of one replica. Raises ValueError if the cluster has too few for all."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         kind = "GPU" if self.gpus and any(node.get("GPU") for node in nodes) else "CPU"
-        have, count = [int(node.get(kind, 0)) for node in nodes], self.most or self.replicas
+        have = [int(node.get(kind, 0)) for node in nodes]
+        count = self.most or self.replicas
         if sum(have) < self.replicas:
-            raise ValueError(f"{self.replicas} replicas need a {kind} each, and this cluster has {sum(have)}: choose fewer --replicas")
+            raise ValueError(
+                f"{self.replicas} replicas need a {kind} each, "
+                f"and this cluster has {sum(have)}: choose fewer --replicas"
+            )
         if kind == "GPU":
             return {"num_gpus": 1, "num_cpus": 0}
-        return {"num_cpus": next((share for share in range(max(have), 1, -1) if sum(each // share for each in have) >= count), 1)}
+        for share in range(max(have), 1, -1):
+            if sum(cpus // share for cpus in have) >= count:
+                return {"num_cpus": share}
+        return {"num_cpus": 1}
 
     def scale(self, busy: int) -> dict[str, Any]:
-        """busy: requests at once that are enough for one replica."""
+        """busy: open requests at which Ray adds a replica."""
         if self.most is None:
             return {"num_replicas": self.replicas}
-        return {"autoscaling_config": AutoscalingConfig(min_replicas=self.replicas, max_replicas=self.most, target_ongoing_requests=busy)}
+        return {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=self.replicas, max_replicas=self.most, target_ongoing_requests=busy
+            )
+        }
 
 
-def deploy(make: Callable[[], Serving], cluster: Cluster, busy: int) -> None:
-    """Returns when all replicas are ready. Raises RuntimeError with the reason if they cannot be."""
+def deploy(make: Callable[[], Service], cluster: Cluster, busy: int) -> None:
+    """Start the replicas, and wait until all are ready. Raises RuntimeError if they fail."""
     replica = serve.deployment(Replica).options(
         name="replica",
-        max_ongoing_requests=ENOUGH,
+        max_ongoing_requests=MAX_REQUESTS,
         ray_actor_options=cluster.share(),
         request_router_config=RequestRouterConfig(request_router_class=ConsistentHashRouter),
         max_constructor_retry_count=1,
@@ -65,32 +77,62 @@ def deploy(make: Callable[[], Serving], cluster: Cluster, busy: int) -> None:
         health_check_period_s=2,
         **cluster.scale(busy),
     )
-    door = serve.deployment(Door).options(name="door", max_ongoing_requests=ENOUGH, ray_actor_options={"num_cpus": 0})
-    serve.run(door.bind(replica.bind(make), make), name=NAME, route_prefix="/")
+    router = serve.deployment(Router).options(
+        name="door", max_ongoing_requests=MAX_REQUESTS, ray_actor_options={"num_cpus": 0}
+    )
+    serve.run(router.bind(replica.bind(make), make), name=NAME, route_prefix="/")
 
 
 def reason(problem: BaseException) -> str:
-    """Why a deployment failed, without what led there: the end of the replica's own trace."""
-    text = "\n".join(about.message for one in serve.status().applications.values() for about in one.deployments.values()) or str(problem)
+    """Why a deployment failed: the last line of the replica's traceback."""
+    text = "\n".join(
+        about.message
+        for application in serve.status().applications.values()
+        for about in application.deployments.values()
+    ) or str(problem)
     return re.split(r"^\s*[\w.]*(?:Error|Exception|BadUse): ", text, flags=re.MULTILINE)[-1].strip()
 
 
-def run(make: Callable[[], Serving], cluster: Cluster, *, host: str, port: int, busy: int, ready: Callable[[], None]) -> None:
-    """Serve until a signal says stop; then what runs may end, and what would be missed is written. Raises ValueError if it cannot be."""
-    local = cluster.address == "local"
+def connect(address: str) -> None:
+    """Connect to a cluster, or start one. Raises ValueError with the reason if that fails."""
+    local = address == "local"
     try:
-        if named := re.fullmatch(r"(.+):(\d+)", cluster.address.removeprefix("ray://")):
-            socket.create_connection((named[1], int(named[2])), timeout=5).close()  # Ray would try for minutes
-        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, **({"include_dashboard": False} if local else {}))
+        if match := re.fullmatch(r"(.+):(\d+)", address.removeprefix("ray://")):
+            # fails at once, where Ray would try for minutes
+            socket.create_connection((match[1], int(match[2])), timeout=5).close()
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({"include_dashboard": False} if local else {}),
+        )
     except (OSError, RuntimeError, ValueError) as problem:
-        raise ValueError(f"cannot use the Ray cluster {cluster.address!r}: {str(problem).splitlines()[0]}") from None
+        raise ValueError(
+            f"cannot use the Ray cluster {address!r}: {str(problem).splitlines()[0]}"
+        ) from None
+
+
+def run(
+    make: Callable[[], Service],
+    cluster: Cluster,
+    *,
+    host: str,
+    port: int,
+    busy: int,
+    ready: Callable[[], None],
+) -> None:
+    """Serve until a stop signal. Then running requests may end, and the replicas write their pots.
+
+    Raises ValueError if the cluster cannot be used or the replicas cannot start.
+    """
+    connect(cluster.address)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     try:
         serve.start(http_options=HTTPOptions(host=host, port=port))
         try:
             deploy(make, cluster, busy)
             ready()
-            told_to_stop()
+            wait_for_signal()
         except RuntimeError as problem:
             raise ValueError(f"the replicas could not be started: {reason(problem)}") from None
         finally:
@@ -99,8 +141,8 @@ def run(make: Callable[[], Serving], cluster: Cluster, *, host: str, port: int, 
         ray.shutdown()
 
 
-def told_to_stop() -> None:
-    """Returns when a signal says so."""
+def wait_for_signal() -> None:
+    """Return on SIGINT or SIGTERM."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -1,1 +1,1 @@
-"""HTTP routes beside those of the OpenAI API."""
+"""HTTP routes."""

@@ -1,4 +1,4 @@
-"""The web pages at / and /docs: files beside this one, nothing from elsewhere."""
+"""The web pages at / and /docs. They load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -26,4 +26,6 @@ async def docs() -> FileResponse:
 
 
 def own(name: str) -> FileResponse:
-    return FileResponse(FOLDER / name, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
+    return FileResponse(
+        FOLDER / name, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+    )

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from infinipot.server.errors import Refusal
+from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Piece
-from infinipot.server.stream import Mailbox, Post
+from infinipot.server.stream import EventStream, Outbox
 
 
 def elsewhere(act: Any) -> None:
@@ -21,10 +21,12 @@ def elsewhere(act: Any) -> None:
 
 def test_a_slice_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        loop, post, wakings = asyncio.get_running_loop(), Post(), []
+        loop, post, wakings = asyncio.get_running_loop(), Outbox(), []
         wake = loop.call_soon_threadsafe
-        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: (wakings.append(args), wake(*args)))
-        boxes = [Mailbox(post) for _ in range(8)]
+        monkeypatch.setattr(
+            loop, "call_soon_threadsafe", lambda *args: (wakings.append(args), wake(*args))
+        )
+        boxes = [EventStream(post) for _ in range(8)]
         answers = [asyncio.create_task(box.whole()) for box in boxes]
         await asyncio.sleep(0)
 
@@ -37,7 +39,9 @@ def test_a_slice_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere(lambda: slice_of(Piece("a", []), Piece("b", [])))
         elsewhere(lambda: slice_of(Piece("c", [])))
         elsewhere(lambda: slice_of(Done("stop", {})))
-        assert {(text, done.reason) for text, _, done in await asyncio.gather(*answers)} == {("abc", "stop")}
+        assert {(text, done.reason) for text, _, done in await asyncio.gather(*answers)} == {
+            ("abc", "stop")
+        }
         assert len(wakings) == 3
         post.deliver()
         assert len(wakings) == 3  # there was nothing to tell
@@ -47,8 +51,8 @@ def test_a_slice_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_waiting_ends_in_time_and_in_refusals() -> None:
     async def main() -> None:
-        post = Post()
-        box = Mailbox(post)
+        post = Outbox()
+        box = EventStream(post)
         assert await box.next(0.01) is None
         waiting = asyncio.create_task(box.next())
         await asyncio.sleep(0)
@@ -56,10 +60,10 @@ def test_waiting_ends_in_time_and_in_refusals() -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         box.send(Piece("a", []))
-        box.send(Refusal(503, "no memory"))
+        box.send(APIError(503, "no memory"))
         post.deliver()
         assert await box.next(5) == Piece("a", [])
-        with pytest.raises(Refusal, match="no memory"):
+        with pytest.raises(APIError, match="no memory"):
             await box.next(5)
 
     asyncio.run(main())

@@ -22,8 +22,8 @@ from infinipot.engine.truncate import reader_for
 from infinipot.machine import out_of_memory
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import Policy
-from infinipot.session_catalyst import answer_catalyst, new_catalyst
-from infinipot.session_file import restore_session, session_state
+from infinipot.session.catalyst import answer_catalyst, new_catalyst
+from infinipot.session.file import restore_session, session_state
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import Pieces, Text, checked, parts
 

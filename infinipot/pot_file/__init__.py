@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot.model.attention import IN_USE
-from infinipot.pot_file_header import (
+from infinipot.pot_file.header import (
     FORMAT,
     LONGEST_HEADER,
     VERSION,
@@ -34,7 +34,7 @@ from infinipot.pot_file_header import (
     parse_header,
     unreadable,
 )
-from infinipot.pot_file_options import config_of, in_force, saved_options
+from infinipot.pot_file.options import config_of, in_force, saved_options
 
 __all__ = [
     "FORMAT",

@@ -12,7 +12,7 @@ from infinipot.config import PotConfig
 from infinipot.engine.plan import Plan
 from infinipot.policies import POLICIES, Policy
 from infinipot.policies.registry import builtin, path_of
-from infinipot.pot_file_header import PotFileError
+from infinipot.pot_file.header import PotFileError
 
 FIELDS = tuple(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy")
 

@@ -1,0 +1,55 @@
+"""infinipot distill"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from infinipot.cli.app import EPILOG, Model, SavedPot, app
+from infinipot.cli.command_options import CommandOptions, takes
+from infinipot.cli.options import COMMON, POT
+
+TextFile = Annotated[
+    str,
+    typer.Option(
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="The text, UTF-8 of any length; - is stdin.",
+        show_default=False,
+    ),
+]
+NewPot = Annotated[
+    Path,
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Where to save the pot.", show_default=False
+    ),
+]
+Question = Annotated[
+    str | None,
+    typer.Option(
+        "-p", "--prompt", metavar="TEXT", help="A question to keep in mind while reading."
+    ),
+]
+
+
+@app.command("distill", epilog=EPILOG)
+@takes(POT, COMMON)
+def distill(
+    model: Model,
+    options: CommandOptions,
+    file: TextFile,
+    output: NewPot,
+    prompt: Question = None,
+    pot: SavedPot = None,
+) -> int:
+    """Read a text and save the pot, for questions later (generate --pot)."""
+    from infinipot.cli.session import open_session, prepare, read, report
+
+    job = prepare(options, file=file, question=prompt, pot=pot, save=output)
+    session = open_session(job, model)
+    read(job, session)
+    report(job, session, f"read {job.read_tps:,.0f} tok/s")
+    return 0

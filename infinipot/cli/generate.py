@@ -1,0 +1,108 @@
+"""infinipot generate"""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infinipot.cli.app import EPILOG, Json, Model, Question, SavedPot, TextFile, app
+from infinipot.cli.command_options import CommandOptions, takes
+from infinipot.cli.console import BadUse, put
+from infinipot.cli.options import COMMON, POT, SAMPLING
+
+if TYPE_CHECKING:
+    from infinipot import Session
+    from infinipot.cli.session import Answer, Job
+
+NewPot = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-pot",
+        metavar="FILE",
+        help="Save the pot here, after reading and before the question.",
+    ),
+]
+
+
+@app.command("generate", epilog=EPILOG)
+@takes(POT, SAMPLING, COMMON)
+def generate(
+    model: Model,
+    options: CommandOptions,
+    file: TextFile = None,
+    prompt: Question = None,
+    pot: SavedPot = None,
+    save_pot: NewPot = None,
+    json: Json = False,
+) -> int:
+    """Read a text and answer a question about it."""
+    from infinipot.cli.session import answer, open_session, prepare, read
+
+    if not file and not prompt:
+        raise BadUse(
+            "nothing to read and nothing to answer: "
+            "give a text with -f FILE, a question with -p, or both"
+        )
+    job = prepare(options, file=file, question=prompt, pot=pot, save=save_pot)
+    session = open_session(job, model)
+    read(job, session)
+    if json:
+        reply = answer(session, prompt, job.sampling, show=lambda piece: None)
+        put(json_module.dumps(document(job, session, reply), ensure_ascii=False) + "\n")
+    else:
+        reply = answer(session, prompt, job.sampling, show=put)
+        put("\n")
+    report(job, session, reply)
+    if reply.stopped:
+        return 130
+    return 0
+
+
+def report(job: Job, session: Session, reply: Answer) -> None:
+    """The statistics, with the speeds that were measured."""
+    from infinipot.cli import session as shared
+
+    speeds = []
+    if job.read_tps:
+        speeds.append(f"read {job.read_tps:,.0f} tok/s")
+    if reply.tps:
+        speeds.append(f"answered {reply.tps:,.1f} tok/s")
+    shared.report(job, session, *speeds)
+
+
+def document(job: Job, session: Session, reply: Answer) -> dict[str, Any]:
+    """What --json prints."""
+    stats = session.stats
+    return {
+        "text": reply.text,
+        "usage": {
+            "prompt_tokens": stats.tokens_read - reply.tokens,
+            "completion_tokens": reply.tokens,
+        },
+        "pot": {
+            "size": session.pot.size,
+            "entries": stats.entries,
+            "peak_entries": stats.peak_entries,
+            "distillations": stats.distillations,
+            "bytes": stats.pot_bytes,
+            "full_cache_bytes": stats.full_cache_bytes,
+            "policy": job.config.policy.name,
+        },
+        "timings": timings(job, session, reply),
+    }
+
+
+def timings(job: Job, session: Session, reply: Answer) -> dict[str, float | None]:
+    seconds = {
+        "load_s": job.load_s,
+        "read_s": job.read_s,
+        "distill_s": session.stats.timings["distill_s"],
+        "first_token_s": reply.first_token_s,
+        "answer_s": reply.seconds,
+        "read_tps": job.read_tps,
+        "answer_tps": reply.tps,
+    }
+    return {name: None if value is None else round(value, 4) for name, value in seconds.items()}

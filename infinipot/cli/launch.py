@@ -1,0 +1,209 @@
+"""From the flags of `infinipot serve` to a server process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infinipot.cli.command_options import CommandOptions
+from infinipot.cli.console import BadUse, say
+
+if TYPE_CHECKING:
+    from infinipot.server.ray.deploy import Cluster
+    from infinipot.server.settings import Settings
+
+MAX_TOKENS = 1024
+"""Most tokens of an answer whose request names no number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The flags that only `serve` has."""
+
+    host: str
+    port: int
+    api_key: str | None
+    pot_dir: Path | None
+    max_sessions: int
+    queue: int
+    max_body_mb: int
+    max_tokens_limit: int
+    client_timeout: float
+    allowed_hosts: tuple[str, ...]
+    ray: str | None
+    replicas: int | None
+    max_replicas: int | None
+
+
+def launch(options: CommandOptions, model: str, flags: Flags) -> None:
+    """Check everything, bind the port, say where the server is, and serve."""
+    if flags.ray is None and (flags.replicas, flags.max_replicas) != (None, None):
+        raise BadUse("--replicas and --max-replicas are for a Ray cluster: give --ray, too")
+    try:
+        from infinipot.server import process, service  # noqa: F401
+    except ModuleNotFoundError as problem:
+        raise BadUse(
+            f"the server needs {problem.name}, which is not installed: "
+            "pip install 'infinipot[serve]'"
+        ) from None
+    logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
+    settings = server_settings(options, flags)
+    start = starter(options, model, settings, flags)
+    place = process.bound(flags.host, flags.port)
+    if not options.quiet:
+        greet(place, model, flags)
+    start(place)
+
+
+def greet(place: socket.socket, model: str, flags: Flags) -> None:
+    address, port = place.getsockname()[:2]
+    host = address
+    if ":" in address:
+        host = f"[{address}]"
+    say(f"http://{host}:{port} (loading {model}; Ctrl-C stops)")
+    if address not in ("127.0.0.1", "::1") and not flags.api_key:
+        say("anybody who can reach this address can use it: --api-key would ask for a key")
+
+
+def server_settings(options: CommandOptions, flags: Flags) -> Settings:
+    from infinipot.checks import within
+    from infinipot.config import Sampling
+    from infinipot.server.settings import Settings
+
+    within("max-sessions", flags.max_sessions, 2)
+    within("queue", flags.queue, 1)
+    within("max-tokens-limit", flags.max_tokens_limit, 1)
+    config = options.config()
+    if config.policy.cuts:
+        raise BadUse(
+            "policy 'truncate' reads only the ends of a text, and a conversation has no end yet: "
+            "choose another one to serve with"
+        )
+    if flags.pot_dir is not None:
+        make_folder(flags.pot_dir)
+    sampling = Sampling(**{"max_tokens": MAX_TOKENS, **options.fields_of(Sampling)})
+    if sampling.max_tokens > flags.max_tokens_limit:
+        raise BadUse(
+            f"--max-tokens {sampling.max_tokens} is above --max-tokens-limit "
+            f"{flags.max_tokens_limit}: lower one or raise the other"
+        )
+    bounds = {
+        "max_sessions": flags.max_sessions,
+        "queue": flags.queue,
+        "most_tokens": flags.max_tokens_limit,
+    }
+    shared = flags.ray is not None and flags.pot_dir is not None
+    return Settings(
+        config=config, sampling=sampling, pot_dir=flags.pot_dir, shared=shared, **bounds
+    )
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise BadUse(f"cannot use --pot-dir {path}: {problem.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise BadUse(f"cannot use --pot-dir {path}: it cannot be written to")
+
+
+def limits(flags: Flags) -> dict[str, Any]:
+    """Who may use the server, and how much of it a request may take."""
+    from infinipot.checks import within
+    from infinipot.server.hosts import Hosts
+
+    key = flags.api_key
+    if key is None:
+        key = os.environ.get("INFINIPOT_API_KEY", "none")
+    if not key.strip():
+        raise BadUse(
+            "the API key is empty, which would let anybody in: give one, "
+            "or leave out --api-key and INFINIPOT_API_KEY altogether"
+        )
+    within("max-body-mb", flags.max_body_mb, 1)
+    within("client-timeout", flags.client_timeout, 1)
+    return {
+        "api_key": flags.api_key,
+        "max_body_bytes": flags.max_body_mb << 20,
+        "patience_s": flags.client_timeout,
+        "hosts": Hosts(flags.host, flags.allowed_hosts),
+    }
+
+
+def starter(
+    options: CommandOptions, model: str, settings: Settings, flags: Flags
+) -> Callable[[socket.socket], None]:
+    """What serves at a bound socket: one process, or replicas on a cluster."""
+    from infinipot.server.process import serve
+    from infinipot.server.service import Service
+
+    bounds = limits(flags)
+    if flags.ray is None:
+        service = Service(model, loader(options, model), settings, **bounds)
+        return functools.partial(serve, service)
+    where = cluster(options, flags)
+    if Path(model).exists():  # processes of a cluster start in other folders
+        model = str(Path(model).resolve())
+    if settings.pot_dir is not None:
+        settings = dataclasses.replace(settings, pot_dir=settings.pot_dir.resolve())
+    make = functools.partial(Service, model, loader(options, model), settings, **bounds)
+
+    def ready() -> None:
+        if not options.quiet:
+            say(f"{model} is ready")
+
+    def start(place: socket.socket) -> None:
+        from infinipot.server.ray.deploy import run
+
+        port = place.getsockname()[1]
+        place.close()  # the port is free: Ray listens there
+        busy = settings.max_sessions
+        run(make, where, host=flags.host, port=port, busy=busy, ready=ready)
+
+    return start
+
+
+def cluster(options: CommandOptions, flags: Flags) -> Cluster:
+    from infinipot.checks import within
+
+    replicas = 1
+    if flags.replicas is not None:
+        replicas = flags.replicas
+    within("replicas", replicas, 1)
+    if flags.max_replicas is not None:
+        within("max-replicas", flags.max_replicas, replicas)
+    try:
+        from infinipot.server.ray.deploy import Cluster
+    except ModuleNotFoundError as problem:
+        raise BadUse(
+            f"--ray needs {problem.name}, which is not installed: "
+            "pip install 'infinipot[serve,ray]'"
+        ) from None
+    gpus = str(options["device"] or "cuda").startswith("cuda")
+    return Cluster(str(flags.ray), replicas, flags.max_replicas, gpus=gpus)
+
+
+def loader(options: CommandOptions, model: str) -> Callable[[], tuple[Any, Any]]:
+    """What loads the model when the server is up."""
+
+    def load() -> tuple[Any, Any]:
+        from infinipot.cli.session import silence
+        from infinipot.model.load import load
+
+        if not options["debug"]:
+            silence(options.quiet)
+        try:
+            loaded = load(model, **options.loading)
+        except OSError as problem:
+            raise BadUse(str(problem)) from problem
+        if not options.quiet:
+            say(f"{model} is ready")
+        return loaded
+
+    return load

@@ -1,0 +1,279 @@
+"""What generate, chat and distill share: open a session, read, answer, save."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infinipot.cli.command_options import CommandOptions
+from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, say
+from infinipot.cli.policy_names import parse_policy
+from infinipot.cli.progress import ReadingProgress, distillations
+from infinipot.cli.source import Source
+
+if TYPE_CHECKING:
+    from infinipot import PotConfig, Sampling, Session
+
+
+@dataclasses.dataclass
+class Job:
+    """What a command has to do, checked as far as possible without the model, and its speeds."""
+
+    options: CommandOptions
+    config: PotConfig
+    sampling: Sampling
+    source: Source | None
+    question: str | None
+    pot: Path | None
+    save: Path | None
+    load_s: float = 0.0
+    read_s: float = 0.0
+    read_tps: float = 0.0
+
+
+def prepare(
+    options: CommandOptions,
+    *,
+    file: str | None,
+    question: str | None,
+    pot: Path | None,
+    save: Path | None,
+) -> Job:
+    """Check the command line. pot: the saved pot to go on from. save: where to save the pot."""
+    if save is not None:
+        check_writable("save", save)
+    source = None
+    if file is not None:
+        source = Source(file)
+    with doing("starting", options.quiet):
+        from infinipot.config import Sampling
+
+        if pot is None:
+            config = options.config()
+        else:
+            config = saved_config(pot, options)
+        stop = tuple(options["stop"] or ())
+        sampling = Sampling(**{**options.fields_of(Sampling), "stop": stop})
+    needs_question = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
+    if source and needs_question and not question:
+        raise BadUse(
+            "the catalyst is the question, but none is given while the text is read: "
+            "give one with -p, or use --catalyst general"
+        )
+    if options["system"] and options["raw"]:
+        raise BadUse("--system needs the chat template, which --raw leaves out: give one of them")
+    return Job(options, config, sampling, source, question, pot, save)
+
+
+def check_writable(verb: str, path: Path) -> None:
+    """Refuse a path at which no file can be written."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise BadUse(f"cannot {verb} {path}: it is a folder")
+    if not folder.is_dir():
+        raise BadUse(f"cannot {verb} {path}: there is no folder {folder}")
+
+
+def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
+    """The options of a saved pot. Refuses options of the command that differ, except chunk_tokens,
+    on which results do not depend."""
+    from infinipot.pot_file import config_of, describe, in_force
+
+    header = describe(pot)
+    policy = None
+    if ":" in (options["policy"] or ""):
+        policy = parse_policy(options["policy"])
+    saved = config_of(pot, header, policy)
+    shown, plan = in_force(pot, header, policy)
+    options.check_use([saved.policy])
+    values = {**shown.options, **shown.policy.values, "policy": saved.policy.name}
+    values |= {"catalyst": plan.catalyst, "system": header["system"]}
+    values["raw"] = not header["templated"]
+    if policy is not None:
+        values["policy"] = options["policy"]
+    for name in (*options.pot, "system", "raw"):
+        value = options[name]
+        if value is None or name == "chunk_tokens" or value == values.get(name):
+            continue
+        raise BadUse(
+            f"{options.origins[name]} is {value!r}, but {pot} was filled with {name} "
+            f"{values.get(name)!r}: leave it out, or read the text into a new pot"
+        )
+    return saved.replace(chunk_tokens=options["chunk_tokens"] or saved.chunk_tokens)
+
+
+def silence(quiet: bool) -> None:
+    """Hide warnings and bars of other libraries. A download from the Hub may show its bar on a
+    terminal."""
+    import warnings
+
+    import transformers
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    if sys.stderr.isatty() and not quiet:
+        enable_progress_bars()
+
+
+def open_session(job: Job, model: str) -> Session:
+    """Load the model, and start a session or go on with the saved one."""
+    started = time.perf_counter()
+    options = job.options
+    with doing(f"loading {model}", options.quiet):
+        from infinipot import Session, load
+
+        if not options["debug"]:
+            silence(options.quiet)
+        try:
+            loaded, tokenizer = load(model, **options.loading)
+        except OSError as problem:
+            raise BadUse(str(problem)) from problem
+        if job.pot is not None:
+            session = Session.load(
+                job.pot,
+                loaded,
+                tokenizer,
+                chunk_tokens=job.config.chunk_tokens,
+                policy=job.config.policy,
+            )
+        else:
+            template = False if options["raw"] else None
+            session = Session(
+                loaded, tokenizer, job.config, system=options["system"], template=template
+            )
+    job.load_s = time.perf_counter() - started
+    return session
+
+
+def read(job: Job, session: Session) -> None:
+    """Read the text, if there is one. Then save the pot if the command asks for it, even if the
+    reading was cut short."""
+    tokens = session.stats.tokens_read
+    seconds = session.stats.timings["read_s"]
+    if job.source is not None:
+        read_source(job, session, job.source)
+    if job.save is not None:
+        line = save(job, session)
+        if not job.options.quiet:
+            say(line)
+    job.read_s = session.stats.timings["read_s"]
+    if job.read_s > seconds:
+        job.read_tps = (session.stats.tokens_read - tokens) / (job.read_s - seconds)
+
+
+def read_source(job: Job, session: Session, source: Source) -> None:
+    before = session.stats.tokens_read
+    progress = ReadingProgress(session, source, job.options.quiet)
+    try:
+        with interrupts.gently("stopping (Ctrl-C again leaves at once)"):
+            session.append(source, question=job.question or None, progress=progress)
+            interrupts.check()
+    except Stopped:
+        progress.close()
+        tokens = session.stats.tokens_read - before
+        raise Stopped(f"stopped after {tokens:,} tokens; {save(job, session)}") from None
+    finally:
+        progress.close()
+    if source.bytes_read == 0:
+        raise BadUse(f"{source.name} is empty: there is nothing to read")
+    if source.problem:
+        if job.save is not None:
+            say(save(job, session))
+        raise BadUse(source.problem)
+
+
+def save(job: Job, session: Session) -> str:
+    """Save the pot if the command asks for it. Returns a message about what was done."""
+    if job.save is None:
+        return "nothing is saved (--save-pot would)"
+    if session.pot.hidden is None:
+        return "there is no pot to save yet"
+    write(session, job.save)
+    return f"pot saved in {job.save} ({job.save.stat().st_size / 1e6:,.1f} MB)"
+
+
+def write(session: Session, path: str | os.PathLike[str]) -> None:
+    from infinipot import PotFileError
+
+    try:
+        session.save(path)
+    except PotFileError as problem:
+        raise Failure(str(problem)) from problem
+
+
+@dataclasses.dataclass
+class Answer:
+    """An answer and its speed."""
+
+    text: str = ""
+    tokens: int = 0
+    first_token_s: float | None = None
+    seconds: float = 0.0
+    stopped: bool = False
+
+    @property
+    def tps(self) -> float | None:
+        """Tokens per second after the first."""
+        if self.first_token_s is None or self.tokens < 2:
+            return None
+        return (self.tokens - 1) / max(self.seconds - self.first_token_s, 1e-9)
+
+
+def answer(
+    session: Session,
+    question: str | None,
+    sampling: Sampling,
+    show: Callable[[str], None],
+    aware: bool = True,
+) -> Answer:
+    """Answer into the pot and show the pieces, until the answer ends or Ctrl-C stops it. What it
+    has said until then stays in the pot.
+
+    With prefill="whole" nothing stays, because each answer has its own distillation.
+    """
+    result = Answer()
+    started = time.perf_counter()
+    keep = session.config.prefill != "whole"
+    pieces = session.stream(question, keep=keep, aware=aware, **dataclasses.asdict(sampling))
+    with closing(pieces), interrupts.gently():
+        for piece in pieces:
+            if result.first_token_s is None:
+                result.first_token_s = time.perf_counter() - started
+            result.text += piece
+            show(piece)
+            result.stopped = interrupts.pending
+            if result.stopped:
+                break
+    result.tokens = len(pieces.ids)
+    result.seconds = time.perf_counter() - started
+    return result
+
+
+def statistics(session: Session) -> str:
+    """What the session has read and how much memory it takes, in one line."""
+    stats = session.stats
+    pot = "a pot without a bound"
+    if session.pot.size is not None:
+        pot = f"a pot of {session.pot.size:,}"
+    tokens = f"{stats.tokens_read:,} tokens"
+    if stats.tokens_skipped:
+        tokens += f", {stats.tokens_skipped:,} never read"
+    return (
+        f"{tokens} in {pot} (peak {stats.peak_entries:,}, {distillations(stats.distillations)}) · "
+        f"{stats.pot_bytes / 1e6:,.1f} MB, a full cache {stats.full_cache_bytes / 1e6:,.1f} MB"
+    )
+
+
+def report(job: Job, session: Session, *speeds: str) -> None:
+    if not job.options.quiet:
+        say(" · ".join((statistics(session), *speeds)))

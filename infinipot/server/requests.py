@@ -1,0 +1,205 @@
+"""From a request's fields to jobs for the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from infinipot.config import PotConfig, Sampling
+from infinipot.server.errors import APIError
+from infinipot.server.jobs.answer import AnswerJob, Question
+from infinipot.server.jobs.echo import EchoJob
+from infinipot.server.prompts import PotContext
+from infinipot.server.schema import ChatRequest, CompletionRequest, Options, PotOptions
+from infinipot.server.service import Service
+from infinipot.server.stream import EventStream
+
+MAX_PROBABILITIES = 250_000
+"""Log probabilities in a reply that is not streamed. Each takes half a kilobyte."""
+MAX_PROMPTS = 128
+Submission = tuple[AnswerJob, EventStream]
+
+
+def config_of(options: PotOptions, base: PotConfig) -> PotConfig:
+    """The server's config with the request's options.
+
+    A request can get neither a larger pot nor an unbounded one.
+    """
+    values = fields_of(options, *PotOptions.model_fields)
+    if values.get("catalyst") == "question":
+        values["catalyst"] = None  # the same on a server, which always knows the question
+    own = values.get("policy") in (None, base.policy.name)
+    if own:  # possibly of another package; a request never names a module
+        values["policy"] = base.policy
+    if own and values.get("catalyst") == "plain" and "contrast" in base.policy.options():
+        values["contrast"] = None
+    try:
+        config = base.replace(**values)
+    except (ValueError, TypeError) as problem:
+        raise APIError(400, str(problem)) from None
+    if config.pot_size > base.pot_size:
+        raise APIError(
+            400,
+            f"pot_size={config.pot_size} is not allowed: "
+            f"this server's pots hold {base.pot_size} entries",
+            param="pot_size",
+        )
+    kind = (config.policy.bounded, config.policy.cuts)
+    if kind != (base.policy.bounded, base.policy.cuts):
+        raise APIError(
+            400,
+            f"policy={config.policy.name!r} is not allowed: "
+            "it does not read all of a text in a pot of fixed size",
+            param="policy",
+        )
+    return config
+
+
+def fields_of(options: Options | PotOptions, *names: str) -> dict[str, Any]:
+    """The fields that the request sets."""
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def sampling_of(service: Service, options: Options, max_tokens: int | None) -> Sampling:
+    values = fields_of(options, "temperature", "top_p", "top_k", "min_p", "seed")
+    if isinstance(options.stop, str):
+        values["stop"] = (options.stop,)
+    elif options.stop is not None:
+        values["stop"] = tuple(options.stop)
+    if max_tokens:
+        values["max_tokens"] = max_tokens
+    sampling = replace(service.settings.sampling, **values)
+    most = service.settings.most_tokens
+    if sampling.max_tokens > most:
+        raise APIError(
+            400,
+            f"max_tokens={max_tokens} is not allowed: "
+            f"this server's answers have up to {most:,} tokens",
+            param="max_tokens",
+        )
+    return sampling
+
+
+def check_probabilities(tokens: int, top: int | None, streamed: bool) -> None:
+    """Refuse a reply that would hold too many probabilities."""
+    if top is None or streamed:
+        return
+    count = tokens * (1 + top)
+    if count > MAX_PROBABILITIES:
+        raise APIError(
+            400,
+            f"{count:,} log probabilities are asked for: "
+            f"a reply holds up to {MAX_PROBABILITIES:,}; ask for fewer, or stream",
+            param="logprobs",
+        )
+
+
+async def pot_context(service: Service, options: Options) -> tuple[PotContext | None, PotConfig]:
+    """The named pot's context and config; without a named pot, the request's config."""
+    if options.pot is None:
+        return None, config_of(options, service.settings.config)
+    name = options.pot
+    for field in fields_of(options, *PotOptions.model_fields):
+        raise APIError(
+            400,
+            f"{field} cannot be changed: the pot {name!r} was filled with options of its own",
+            param=field,
+        )
+    return await service.engine.ask(lambda: service.pots.context(name))
+
+
+async def chat_job(service: Service, body: ChatRequest) -> Submission:
+    engine = service.engine
+    stream = EventStream(engine.outbox)
+    service.check_model(body.model)
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        message = "max_tokens and max_completion_tokens are both given: use one"
+        raise APIError(400, message, param="max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    context, config = await pot_context(service, body)
+    sampling = sampling_of(service, body, max_tokens)
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    check_probabilities(sampling.max_tokens, top, bool(body.stream))
+    prompt = await service.tokenize(engine.prompts.chat, body.messages, config, context)
+    question = Question(
+        config,
+        prompt,
+        sampling,
+        reserve=max_tokens is not None,
+        top=top,
+        pot=body.pot,
+        label=body.session,
+        salt=body.cache_salt or "",
+    )
+    job = AnswerJob(question, engine.prompts, stream.send)
+    job.stalled = stream.is_full
+    return job, stream
+
+
+def prompts_of(body: CompletionRequest) -> list[Any]:
+    """The prompts of a completion, each a text or ids."""
+    if not body.echo and body.max_tokens == 0:
+        raise APIError(400, "max_tokens=0 is only allowed with echo", param="max_tokens")
+    if body.echo and (body.stream or body.pot or body.session):
+        message = "echo does not go together with stream, pot or session: leave one out"
+        raise APIError(400, message, param="echo")
+    if isinstance(body.prompt, str) or all(isinstance(item, int) for item in body.prompt):
+        prompts: list[Any] = [body.prompt]
+    else:
+        prompts = list(body.prompt)
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise APIError(
+            400,
+            f"{len(prompts)} prompts are given: between 1 and {MAX_PROMPTS} are allowed",
+            param="prompt",
+        )
+    return prompts
+
+
+async def completion_jobs(service: Service, body: CompletionRequest) -> list[Submission]:
+    """One job for each prompt."""
+    engine = service.engine
+    service.check_model(body.model)
+    prompts = prompts_of(body)
+    sampling = sampling_of(service, body, body.max_tokens)
+    context, config = await pot_context(service, body)
+    tokens = 0
+    jobs = []
+    for text in prompts:
+        try:
+            prompt = await service.tokenize(engine.prompts.plain, text, config, context)
+        except ValueError as problem:
+            raise APIError(400, str(problem), param="prompt") from None
+        tokens += len(prompt.ids) if body.echo else 0
+        tokens += 0 if body.max_tokens == 0 else sampling.max_tokens
+        check_probabilities(tokens, body.logprobs, bool(body.stream))
+        question = Question(
+            config,
+            prompt,
+            sampling,
+            reserve=body.max_tokens is not None,
+            top=body.logprobs,
+            pot=body.pot,
+            label=body.session,
+            keep=body.session is not None,
+            salt=body.cache_salt or "",
+        )
+        jobs.append(completion_job(service, body, question))
+    return jobs
+
+
+def completion_job(service: Service, body: CompletionRequest, question: Question) -> Submission:
+    engine = service.engine
+    stream = EventStream(engine.outbox)
+    if body.echo:
+        silent = body.max_tokens == 0
+        question = replace(question, keep=False)
+        job: AnswerJob = EchoJob(
+            question, engine.prompts, stream.send, host=engine.host, silent=silent
+        )
+    else:
+        job = AnswerJob(question, engine.prompts, stream.send)
+    job.stalled = stream.is_full
+    return job, stream

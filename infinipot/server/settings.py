@@ -1,0 +1,27 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infinipot.config import PotConfig, Sampling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """config, sampling: the defaults of a request."""
+
+    config: PotConfig = field(default_factory=PotConfig)
+    sampling: Sampling = field(default_factory=Sampling)
+    max_sessions: int = 8
+    """Pots in memory, including those in use."""
+    queue: int = 64
+    """Prompts that may wait for a place. One request may hold several."""
+    most_tokens: int = 1 << 17
+    """Longest answer that a request may ask for."""
+    pot_dir: Path | None = None
+    pot_files: int = 256
+    """Conversations on disk. The oldest are deleted."""
+    shared: bool = False
+    """Whether other servers with the same model also use pot_dir."""
