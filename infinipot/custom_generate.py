@@ -60,9 +60,8 @@ def generate(
     tokens of pot's `contrast`.
     """
     if host is not None:
-        warnings.warn(
-            "generate(host=...) is now generate(runner=...)", DeprecationWarning, stacklevel=2
-        )
+        warning = "generate(host=...) is now generate(runner=...)"
+        warnings.warn(warning, DeprecationWarning, stacklevel=2)
         runner = runner or host
     _check_decoding(generation_config)
     _check_inputs(model_kwargs)
@@ -72,9 +71,8 @@ def generate(
             "runner is that of another model: give ModelRunner(model) of this one, or leave it out"
         )
     runner = runner or ModelRunner(model)
-    mask = model_kwargs.get("attention_mask")
     rows = list(input_ids)
-    if mask is not None:
+    if (mask := model_kwargs.get("attention_mask")) is not None:
         rows = [row[mask[number].bool()] for number, row in enumerate(rows)]
     max_tokens = generation_config.max_length - input_ids.shape[1]
     generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]

@@ -234,14 +234,14 @@ def test_evaluations_run_with_it(package: Path, model: str, run: Any, tmp_path: 
 
 def test_a_server_has_it_for_its_own(package: Path) -> None:
     pytest.importorskip("fastapi")
-    from infinipot.server.errors import Refusal
+    from infinipot.server.errors import APIError
     from infinipot.server.schema import PotOptions
-    from infinipot.server.service import config_of
+    from infinipot.server.requests import config_of
 
     base = PotConfig(policy=policy_of(SPEC), pot_size=128)
     assert config_of(PotOptions(), base) == base
     assert config_of(PotOptions(policy="Ruler", recent=3), base).policy.recent == 3
     assert config_of(PotOptions(policy="h2o"), base).policy == POLICIES["h2o"]()
     for wrong in ({"policy": SPEC}, {"novelty": 0.5}):
-        with pytest.raises(Refusal):
+        with pytest.raises(APIError):
             config_of(PotOptions(**wrong), base)

@@ -14,7 +14,8 @@ from live import CONFIG, Live, live, tiny
 
 from infinipot import PotConfig, Session
 from infinipot.config import RECIPES
-from infinipot.model.runner import Host
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.model.runner import ModelRunner
 from infinipot.server.jobs.echo import RecordingHost
 from infinipot.server.requests import config_of
 from infinipot.server.schema import PotOptions
@@ -286,10 +287,11 @@ def test_options_of_the_pot(server: Live) -> None:
 
 
 def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
-    host = Host(tiny()[0])
-    host.spare = spare = (object(), object())
-    listening = RecordingHost(host)
-    assert (listening.unrecordable, listening.spare) == (True, None)
+    host = ModelRunner(tiny()[0])
+    graphs = graph_cache(host)
+    graphs.spare = spare = (object(), object())
+    recording = graph_cache(RecordingHost(host))
+    assert (recording.unrecordable, recording.spare) == (True, None)
     assert (graphs.unrecordable, graphs.spare) == (False, spare)
 
 
@@ -299,9 +301,9 @@ def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:
         config_of(PotOptions(**given), base)
         for given in ({"policy": "h2o"}, {"catalyst": "plain"}, {"pool": 5})
     )
-    assert (other.persist, other.contrast) == (None, None)
-    assert (plain.persist, plain.contrast) == ("once", None)
-    assert (same.persist, same.contrast, same.pool) == ("once", "unrelated", 5)
+    assert (other.score_memory, other.contrast) == (0.0, None)
+    assert (plain.score_memory, plain.contrast) == ("once", None)
+    assert (same.score_memory, same.contrast, same.pool) == ("once", "unrelated", 5)
 
 
 def test_tokenize_models_and_metrics(server: Live) -> None:

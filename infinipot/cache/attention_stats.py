@@ -1,5 +1,4 @@
-"""What a layer remembers of the attention it saw while text was read, for policies that judge
-entries by it."""
+"""Attention statistics of a layer, collected during reading, for policies that need them."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from infinipot.scoring.representativeness import Scoring, received
 
 @dataclass(frozen=True)
 class AttentionStats:
-    """Never changed, only replaced: so a mark or a copy of a pot needs no copy of it.
+    """Immutable, so that marks and copies of a pot can share it.
 
-    counts: whether `received` is kept, the sum of the attention each entry got since it was read,
-    [B, H, P] float32. rows: of how many newest tokens the `queries` are kept, [B, H, at most rows,
-    D], before rotary embedding; 0 keeps none.
+    counts: whether to compute `received`, the sum of attention that each entry received since it
+    was read, [B, H, P] float32. rows: number of newest tokens with stored `queries`, [B, H, at most
+    rows, D], before rotary embedding.
     """
 
     counts: bool = False
@@ -26,8 +25,8 @@ class AttentionStats:
     queries: Tensor | None = None
 
     def after(self, raw: Tensor, query: Tensor, key: Tensor, scoring: Scoring) -> AttentionStats:
-        """After T more tokens: queries raw and rotated [B, H, T, D], rotated keys of all entries
-        [B, K, N, D]."""
+        """The statistics after T more tokens. raw, query: their queries before and after rotation
+        [B, H, T, D]. key: rotated keys of all entries [B, K, N, D]."""
         total = self.received
         queries = self.queries
         if self.counts:
@@ -35,19 +34,20 @@ class AttentionStats:
             if self.received is not None:
                 total[..., : self.received.shape[-1]] += self.received
         if self.rows:
-            queries = (raw if queries is None else torch.cat((queries, raw), dim=2))[
-                :, :, -self.rows :
-            ].clone()
+            if queries is None:
+                queries = raw
+            else:
+                queries = torch.cat((queries, raw), dim=2)
+            queries = queries[:, :, -self.rows :].clone()
         return replace(self, received=total, queries=queries)
 
     def select(self, indices: Tensor) -> AttentionStats:
-        """After a distillation that kept the entries at `indices` [B, K, C]."""
+        """The statistics after a distillation that keeps the entries at `indices` [B, K, C]."""
         if self.received is None:
             return self
         groups = self.received.shape[1] // indices.shape[1]
-        return replace(
-            self, received=self.received.gather(2, indices.repeat_interleave(groups, dim=1))
-        )
+        rows = indices.repeat_interleave(groups, dim=1)
+        return replace(self, received=self.received.gather(2, rows))
 
     def state(self) -> dict[str, Tensor]:
         return {

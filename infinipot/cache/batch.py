@@ -1,7 +1,6 @@
-"""Several pots as one cache: each row of a batch attends to its own entries, and all else of a
-forward pass is shared.
+"""Several pots as one cache: one forward pass for all rows, with separate attention for each row.
 
-Nothing is padded: rows may differ in length, and a row's result is that of the row alone.
+There is no padding. Rows may differ in length, and each row has the same result as alone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from infinipot.compat import Cache, CacheLayerMixin
 
 
 class PassthroughLayer(CacheLayerMixin):
-    """Hands new keys and values on as they are: whoever attends has entries of its own to look at."""
+    """Stores nothing: attention has its own entries."""
 
     is_compileable = is_croppable = is_sliding = False
 
@@ -41,8 +40,7 @@ class PassthroughLayer(CacheLayerMixin):
 
 
 class BatchedLayer(PassthroughLayer):
-    """The same layer of several pots. `entries` holds, row by row, what attention reads: rotated
-    keys and values."""
+    """The same layer of several pots. `entries`: the rotated keys and the values of each row."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         super().__init__()
@@ -53,8 +51,8 @@ class BatchedLayer(PassthroughLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Give each pot its row of the new entries [B, K, T, D]. What it returns only stands for
-        `entries`, which attention takes instead."""
+        """Append row b of the new entries [B, K, T, D] to pot b. Attention reads `entries` instead
+        of the return value."""
         rows = zip(
             self.layers,
             key_states.split(1),
@@ -72,22 +70,19 @@ class BatchedLayer(PassthroughLayer):
 
 
 class BatchedCache(Cache):
-    """What a model is given as its cache while it reads a row into each of several pots."""
+    """The cache argument of a model that reads a row into each of several pots."""
 
     def __init__(self, pots: Sequence[Any]) -> None:
-        super().__init__(
-            layers=[
-                BatchedLayer(layers) for layers in zip(*(pot.layers for pot in pots), strict=True)
-            ]
-        )
+        by_layer = zip(*(pot.layers for pot in pots), strict=True)
+        super().__init__(layers=[BatchedLayer(layers) for layers in by_layer])
 
 
 def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor | None]:
-    """x [B, heads, 1, D], a vector for each pot's layer, rotated in one go to the place of its next
-    entry, less `ahead`: [1, heads, 1, D] each.
+    """Rotate x [B, heads, 1, D], one vector for each layer, in one operation. Returns B tensors [1,
+    heads, 1, D].
 
-    None each where every layer must rotate its own: several vectors, or layers that do not rotate
-    alike.
+    A vector's position is that of the layer's next entry, minus `ahead`. All results are None if
+    each layer must rotate its own: for several tokens, or for layers that rotate differently.
     """
     first = layers[0]
     if x.shape[2] > 1 or not all(_alike(first, layer) for layer in layers):
@@ -97,7 +92,7 @@ def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether both layers rotate what stands in one slot alike: by slot, and by equal tables."""
+    """Whether both layers rotate a slot alike: by slot, and with equal tables."""
     if not all(
         x.window is None and x.is_initialized and x.reset and x.size and x.rotation is not None
         for x in (one, other)

@@ -1,9 +1,8 @@
-"""Layers that carry a state from token to token (state-space, linear attention, short
-convolutions): their memory is fixed as it is.
+"""Layers with a recurrent state (state-space models, linear attention, short convolutions). Their
+memory is fixed without a pot.
 
-The pot leaves such a layer alone; it only sees to it that the state goes back when the pot does
-(the catalyst leaves no trace in it), and along when the pot is copied or saved. A layer may carry a
-state and attend as well (Falcon-H1): then the pot holds its entries.
+The pot does not change such a layer. It restores the state at a rollback, and copies and saves it. A
+layer may have both a state and attention (Falcon-H1): then the pot stores its entries.
 """
 
 from __future__ import annotations
@@ -27,20 +26,23 @@ FIELDS = (
     "has_previous_state",
     "conv_kernel_size",
 )
-"""What transformers' layer knows, each a dict by the state's number."""
+"""Fields of the layer of transformers, each a dict by the state's number."""
 
 
 def clone_fields(fields: dict[str, Any]) -> dict[str, dict[int, Any]]:
-    """An independent copy of all that is known of states: models write into the tensors themselves."""
-    with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
-        return {
-            name: {n: x.clone() if isinstance(x, Tensor) else x for n, x in fields[name].items()}
-            for name in FIELDS
-        }
+    """A copy of the states, into whose tensors models write."""
+    copies: dict[str, Any] = {}
+    with torch.inference_mode(False):  # the pot may be used outside inference mode later
+        for name in FIELDS:
+            copies[name] = dict(fields[name])
+            for number, x in fields[name].items():
+                if isinstance(x, Tensor):
+                    copies[name][number] = x.clone()
+    return copies
 
 
 class NoEntries:
-    """The part of a layer that does not attend: nothing is held."""
+    """A layer without attention: it has no entries."""
 
     window = 0
     is_initialized = is_sliding = is_compileable = is_croppable = supports_early_init = False
@@ -71,8 +73,7 @@ class NoEntries:
 
 
 class StateMixin:
-    """Beside what the layer may hold as entries, the state that transformers' own layer keeps,
-    which models change in place."""
+    """Adds the state of the layer of transformers, which models change in place."""
 
     def __init__(self, states: int, *args: Any) -> None:
         super().__init__(*args)
@@ -125,22 +126,22 @@ class StateMixin:
 
 
 class StateLayer(StateMixin, NoEntries, LinearAttentionLayer):
-    """Carries a state, attends to nothing."""
+    """A state without attention."""
 
 
 class StatePotLayer(StateMixin, PotLayer, LinearAttentionLayer):
-    """Carries a state and attends to all: the pot bounds its entries."""
+    """A state and full attention. The pot bounds the entries."""
 
 
 class StateWindowLayer(StateMixin, WindowLayer, LinearAttentionLayer):
-    """Carries a state and attends within its own window."""
+    """A state and a sliding window."""
 
 
 def new_layer(
     window: int | None, states: int, rotation: Rotation | None, size: int | None, *how: Any
 ) -> Any:
-    """An empty layer. window: None for full attention, 0 for none at all. states: how many it
-    carries. how: as for a PotLayer."""
+    """An empty layer. window: None for full attention, 0 for no attention. states: number of states.
+    how: further arguments of PotLayer."""
     if window is None:
         if states:
             return StatePotLayer(states, size, rotation, *how)

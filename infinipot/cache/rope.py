@@ -1,9 +1,8 @@
 """CR-RoPE: positions that start again at 0 after every distillation (paper, section 3.5).
 
-Keys are stored as the model projects them, before rotary embedding. An entry is rotated by the
-*slot* it stands in, so after a distillation the survivors sit at positions 0 .. |C|-1 whatever
-their place in the text was. Rotating the stored raw key anew, instead of rotating an already
-rotated key a little further, is what keeps the error constant over any number of distillations.
+Keys are stored before rotary embedding. An entry's position is its *slot*: after a distillation the
+survivors are at positions 0 .. |C|-1, wherever they were in the text. Every rotation starts from the
+raw key, not from a rotated one, so that the error does not grow with the number of distillations.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     d = 2 * cos.shape[-1]
     rotating = x[..., :d].float()
     out = torch.empty_like(rotating)
-    (a, b) = _halves(rotating, style)
-    (to_a, to_b) = _halves(out, style)
+    a, b = _halves(rotating, style)
+    to_a, to_b = _halves(out, style)
+    sign = 1
     if style == "half_reversed":
         sign = -1
-    else:
-        sign = 1
     torch.mul(a, cos, out=to_a).addcmul_(b, sin, value=-sign)
     torch.mul(b, cos, out=to_b).addcmul_(a, sin, value=sign)
     rotated = out.to(x.dtype)
@@ -43,7 +41,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
 
 
 def _halves(x: Tensor, style: str) -> tuple[Tensor, Tensor]:
-    """The two numbers of each pair that rotates, views of x."""
+    """The first and the second element of each rotated pair, as views of x."""
     if style == "interleaved":
         return x[..., 0::2], x[..., 1::2]
     first, second = x.chunk(2, dim=-1)
@@ -52,34 +50,32 @@ def _halves(x: Tensor, style: str) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Rotation:
-    """How a layer rotates its queries and keys. Layers that rotate alike share one. Tables only
-    grow, one per device."""
+    """How a layer rotates queries and keys. Layers that rotate alike share one. There is one table
+    per device, which only grows."""
 
     style: str
     table: Table
     tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    """By device: cos and sin of the positions covered, and these themselves."""
+    """By device: cos, sin, and their positions."""
 
     def reserve(self, positions: int, device: torch.device) -> None:
-        """Cover positions 0 .. positions-1. Frequencies that depend on the length are thereby
-        pinned to the longest asked for."""
+        """Extend the table to positions 0 .. positions-1. Frequencies that depend on the length then
+        use this length."""
         if device not in self.tables or self.tables[device][0].shape[0] < positions:
             places = torch.arange(positions, device=device)
             cos, sin = self.table(places)
             self.tables[device] = (cos.contiguous(), sin.contiguous(), places)
 
     def slots(self, x: Tensor, start: int) -> Tensor:
-        """Rotate x [B, heads, N, D], whose rows stand in slots start .. start+N-1 of a reserved
-        range."""
+        """Rotate x [B, heads, N, D] to positions start .. start+N-1 of the reserved range."""
         return self._rotate(x, slice(start, start + x.shape[-2]))
 
     def covered(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B, heads, N, D], whose rows stand at any positions [N] of a reserved range."""
+        """Rotate x [B, heads, N, D] to positions [N] of the reserved range."""
         return self._rotate(x, positions)
 
     def at(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotate x [B, heads, N, D], whose rows stand at any positions [N]; the tables grow to
-        cover them."""
+        """Rotate x [B, heads, N, D] to any positions [N], and extend the table if needed."""
         self.reserve(int(positions.max()) + 1, x.device)
         return self._rotate(x, positions)
 
@@ -90,7 +86,6 @@ class Rotation:
         return rotate(x, cos[where], sin[where], self.style)
 
     def anywhere(self, x: Tensor, start: int) -> Tensor:
-        """Like `slots`, beyond any reserved range: for the ablation that lets positions grow for
-        ever."""
+        """Like `slots`, without a table: for the ablation with growing positions."""
         cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
         return rotate(x, cos, sin, self.style)

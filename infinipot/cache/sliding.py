@@ -1,4 +1,4 @@
-"""The sliding window that a layer has by itself."""
+"""Layers with a sliding window of their own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from infinipot.compat import CacheLayerMixin
 
 
 class WindowLayer(CacheLayerMixin):
-    """A sliding-window layer keeps its own window, exactly as without a pot: the last window-1
-    entries and the chunk being read.
+    """Keeps its window as without a pot: the last window-1 entries and the current chunk.
 
-    Only distances count inside a window, so positions go on until the table ends and then start
-    again, all keys rotated anew.
+    Only distances matter inside a window. Positions grow to the end of the table, then restart at 0,
+    and all keys are rotated anew.
     """
 
     is_sliding = True
@@ -70,14 +69,14 @@ class WindowLayer(CacheLayerMixin):
         values = torch.cat((self.values, value_states), dim=2)
         rotated = torch.cat((self.rotated, rotated), dim=2)
         self.note_peak(keys.shape[2])
-        kept = slice(max(0, keys.shape[2] - self.window + 1), None)
-        self.keys, self.values, self.rotated = (
-            x[:, :, kept].clone() for x in (keys, values, rotated)
-        )
+        newest = slice(max(0, keys.shape[2] - self.window + 1), None)
+        self.keys = keys[:, :, newest].clone()
+        self.values = values[:, :, newest].clone()
+        self.rotated = rotated[:, :, newest].clone()
         return rotated, values
 
     def note_peak(self, peak: int) -> None:
-        """Note that there were so many entries at one moment."""
+        """Note a number of entries at one moment."""
         self.peak = max(self.peak, peak)
 
     def rotate_queries(self, query: Tensor) -> Tensor:
@@ -86,10 +85,9 @@ class WindowLayer(CacheLayerMixin):
         return self.rotation.slots(query, self.position - query.shape[-2])
 
     def mark(self) -> Any:
+        entries = None
         if self.is_initialized:
             entries = (self.keys, self.values, self.rotated)
-        else:
-            entries = None
         return entries, self.position  # update makes new tensors, so these stay as they are
 
     def rollback(self, mark: Any) -> None:

@@ -1,4 +1,4 @@
-"""Vectors in slots allocated once: as the model computes them, or in eight bits."""
+"""Storage of vectors in fixed slots, in the model's type or in eight bits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 QUANTISED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
-"""Storage types by name, each with the largest number it is used for."""
+"""Eight-bit types by name, each with its largest number in use."""
 
 
 class Slots:
-    """[B, K, size, D] in the dtype of what is put in.
+    """Vectors [B, K, size, D].
 
     Eight-bit kinds scale each vector by its largest element (one float32 a vector). Reading them
-    makes new tensors; moving entries moves the stored bits, so no distillation adds an error.
+    returns new tensors. Moving an entry moves its bits, so that distillations add no error.
     """
 
     def __init__(self, like: Tensor, size: int, kind: str | None = None) -> None:
@@ -23,7 +23,7 @@ class Slots:
         if kind is not None:
             stored, self.largest = QUANTISED[kind]
         shape = (*like.shape[:2], size)
-        with torch.inference_mode(False):  # a pot begun in inference mode may go on outside
+        with torch.inference_mode(False):  # the pot may be used outside inference mode later
             self.data = torch.zeros(*shape, like.shape[-1], dtype=stored, device=like.device)
             self.scale: Tensor | None = None
             if self.largest:
@@ -40,35 +40,33 @@ class Slots:
         return [self.data, self.scale]
 
     def write(self, start: int, x: Tensor) -> None:
-        """Put x [B, K, T, D] into the slots from `start` on."""
+        """Write x [B, K, T, D] to the slots from `start` on."""
         place = slice(start, start + x.shape[2])
         if self.scale is None:
             self.data[:, :, place] = x
             return
         scale = x.float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / self.largest
         scaled = x.float() / scale
-        self.data[:, :, place] = (scaled.round() if self.data.dtype is torch.int8 else scaled).to(
-            self.data.dtype
-        )
+        if self.data.dtype is torch.int8:
+            scaled = scaled.round()
+        self.data[:, :, place] = scaled.to(self.data.dtype)
         self.scale[:, :, place] = scale
 
     def read(self, start: int, stop: int) -> Tensor:
-        """What the slots start .. stop-1 hold, [B, K, stop-start, D]: a view, unless it had to be
-        made from eight bits."""
+        """The vectors in slots start .. stop-1, [B, K, stop-start, D]. A view, except for eight-bit
+        kinds."""
         data = self.data[:, :, start:stop]
         if self.scale is None:
             return data
         return (data.float() * self.scale[:, :, start:stop]).to(self.dtype)
 
     def move(self, start: int, sources: Tensor) -> None:
-        """Let the slots from `start` on hold what those at `sources` [B, K, C] held."""
+        """Copy the slots at `sources` [B, K, C] to the slots from `start` on."""
         for buffer in self.tensors:
             rows = sources[..., None].expand(*sources.shape, buffer.shape[-1])
-            # gathered bits: some devices cannot index eight-bit floats
-            if buffer.dtype is torch.float8_e4m3fn:
+            bits = buffer
+            if buffer.dtype is torch.float8_e4m3fn:  # some devices cannot index eight-bit floats
                 bits = buffer.view(torch.int8)
-            else:
-                bits = buffer
             bits[:, :, start : start + sources.shape[-1]] = bits.gather(2, rows)
 
     def copy(self) -> Slots:
@@ -76,14 +74,13 @@ class Slots:
         twin.dtype = self.dtype
         twin.largest = self.largest
         twin.data = self.data.clone()
-        if self.scale is None:
-            twin.scale = None
-        else:
+        twin.scale = self.scale
+        if self.scale is not None:
             twin.scale = self.scale.clone()
         return twin
 
     def state(self, length: int) -> dict[str, Tensor]:
-        """What the first slots hold, exactly as stored."""
+        """The first `length` slots, as stored."""
         return {
             name: x[:, :, :length] for name, x in zip(("", "_scale"), self.tensors, strict=False)
         }

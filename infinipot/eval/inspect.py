@@ -92,19 +92,15 @@ def look(
             "selection to show: use another policy"
         )
     ids, parts = pieces_of(replica.tokenizer, text)
-    if len(ids) > LONGEST:
-        raise ValueError(
-            f"the text has {len(ids):,} tokens; a page can show {LONGEST:,}: give a shorter one"
-        )
+    _check_length(len(ids))
     head = Dialogue(replica.tokenizer, system, True).head()
     session = open_session(replica, method.config, system=system)
     losses = read(session, ids, question if method.aware else None, len(head))
     kept = kept_places(session, len(head) + len(ids))
     facts = described(session, model, method)
+    answer = None
     if question:
         answer = session.ask(question, **sampling)
-    else:
-        answer = None
     return Look(
         pieces=[*[str(replica.tokenizer.decode([token])) for token in head], *parts],
         pinned=len(head),
@@ -115,6 +111,13 @@ def look(
         answer=answer,
         facts=facts,
     )
+
+
+def _check_length(count: int) -> None:
+    if count > LONGEST:
+        raise ValueError(
+            f"the text has {count:,} tokens; a page can show {LONGEST:,}: give a shorter one"
+        )
 
 
 def read(session: Session, ids: list[int], question: str | None, head: int) -> list[float]:
@@ -134,10 +137,9 @@ def described(session: Session, model: str, method: Method) -> str:
     """A line about the method and the reading."""
     stats = session.stats
     size = session.pot.size
+    bound = "without a bound"
     if size:
         bound = f"of {size:,}"
-    else:
-        bound = "without a bound"
     options = [
         f"{name} {value}"
         for name, value in method.options.items()

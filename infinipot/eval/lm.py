@@ -1,12 +1,11 @@
-"""lm-evaluation-harness on a pot: RULER, BABILong, InfiniteBench and whatever else it has, in
-bounded memory.
+"""lm-evaluation-harness on a pot: RULER, BABILong, InfiniteBench and other tasks in bounded memory.
 
     from infinipot.eval.lm import PotLM
     lm_eval.simple_evaluate(PotLM("smollm2", pot_size=2048), tasks=["niah_single_1"])
 
-What is generated goes through `infinipot.generate`: the end of the prompt, where these tasks have
-their question, is the catalyst. What is scored is read into a pot once per context; its
-continuations are tried one after another and forgotten.
+Generation uses `infinipot.generate`: the catalyst is the end of the prompt, where these tasks have
+their question. Scoring reads each context once; its continuations are read one after another and
+removed again.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from lm_eval.api.registry import register_model  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 Scored = tuple[float, bool]
-"""Log-likelihood of a continuation in nats, and whether it is what greedy decoding would say."""
+"""Log-likelihood of a continuation in nats, and whether greedy decoding gives it."""
 
 
 @register_model("infinipot")
 class PotLM(HFLM):
-    """The harness's own Hugging Face model, except that texts go into a pot and are never
-    truncated.
+    """The harness's Hugging Face model with a pot: texts are never truncated.
 
-    pretrained: what `infinipot.load` takes, or a loaded model with its tokenizer. device, dtype: as
-    for `load`. Other options are those of PotConfig, by name, or of HFLM.
+    pretrained: a name for `infinipot.load`, or a loaded model with its tokenizer. device, dtype: as
+    for `load`. options: those of PotConfig and of HFLM.
     """
 
     def __init__(
@@ -55,34 +53,29 @@ class PotLM(HFLM):
         policy = options.pop("policy", "infinipot")
         if isinstance(policy, str):
             policy = policy_of(policy)
-        else:
-            policy = policy
         names = {*NAMES, *RENAMED, *policy.options()}
-        self.pot_config = PotConfig(
-            **{name: value for name, value in options.items() if name in names}, policy=policy
-        )
-        rest = {name: value for name, value in options.items() if name not in names}
-        for name, fine in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
-            if (value := self.pot_config.changed.get(name)) not in fine:
+        own = {name: options.pop(name) for name in list(options) if name in names}
+        self.pot_config = PotConfig(**own, policy=policy)
+        for name, allowed in (("catalyst", (None, "question")), ("answer_prefix", (None,))):
+            value = self.pot_config.changed.get(name)
+            if value not in allowed:
                 raise ValueError(
-                    f"{name}={value!r} is not possible here: the end of each prompt, its question, is the catalyst"
+                    f"{name}={value!r} is not possible here: "
+                    "the end of each prompt, its question, is the catalyst"
                 )
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
-        super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **rest)
+        super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **options)
         self.host = ModelRunner(self.model)
         contrast = self.pot_config.policy.contrast
+        self.contrast_ids: list[int] = []
         if contrast:
-            self.contrast_ids = Dialogue(self.tokenizer, None, False).catalyst(
-                PRESETS.get(contrast, contrast)
-            )
-        else:
-            self.contrast_ids = []
+            dialogue = Dialogue(self.tokenizer, None, False)
+            self.contrast_ids = dialogue.catalyst(PRESETS.get(contrast, contrast))
 
     @property
     def max_length(self) -> int:
-        """No text is too long: otherwise the harness would cut its beginning off before the pot
-        sees it."""
+        """No limit: the harness would cut off the start of longer texts."""
         return 1 << 40
 
     def _model_generate(
@@ -100,14 +93,17 @@ class PotLM(HFLM):
         )
 
     def _session(self, context: Sequence[int]) -> Session:
-        """A session that has read a context, its end being the catalyst."""
+        """A session that has read a context, with its end as the catalyst."""
         config = self.pot_config
-        session = Session(
-            self.host, self.tokenizer if config.policy.contrast else None, config, template=False
-        )
+        tokenizer = None
+        if config.policy.contrast:
+            tokenizer = self.tokenizer
+        session = Session(self.host, tokenizer, config, template=False)
         end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(context))
-        asks = "catalyst" in config.policy.needs()
-        session.append(list(context), question=list(context)[-end:] if asks else None)
+        question = None
+        if "catalyst" in config.policy.needs():
+            question = list(context)[-end:]
+        session.append(list(context), question=question)
         return session
 
     def _loglikelihood_tokens(
@@ -116,8 +112,8 @@ class PotLM(HFLM):
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[Scored]:
-        """Requests (texts, context ids, continuation ids), results in their order. Requests with
-        one context are scored from one reading."""
+        """requests: (texts, context ids, continuation ids). Requests with the same context share one
+        reading. Results are in the order of the requests."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         for number, (_, context, _) in enumerate(requests):
             by_context.setdefault(tuple(context), []).append(number)
@@ -137,8 +133,7 @@ class PotLM(HFLM):
         return [scores[number] for number in range(len(requests))]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts, each read through a pot from its beginning to its end,
-        whatever its length."""
+        """The log-likelihood of whole texts of any length, each read into a pot."""
         sums = []
         for request in requests:
             (text,) = request.args
@@ -151,23 +146,24 @@ class PotLM(HFLM):
         config = self.pot_config
         if config.policy.cuts:
             raise ValueError(
-                "policy 'truncate' leaves out most of a text, so it predicts none of it: compare with streaming"
+                "policy 'truncate' leaves out most of a text, so it predicts none of it: "
+                "compare with streaming"
             )
         if "catalyst" in config.policy.needs():
+            # without a question the newest text is the catalyst
             plain = {"catalyst": "plain", "contrast": None}
-            config = config.replace(
-                **{name: value for name, value in plain.items() if name in config.policy.options()}
-            )  # there is no question: the newest text is the catalyst
+            options = config.policy.options()
+            config = config.replace(**{name: plain[name] for name in plain if name in options})
         session = Session(self.host, None, config, template=False)
         session.score_all()
         total = 0.0
-        seen = 0
+        count = 0
 
         def note() -> None:
-            nonlocal total, seen
-            fresh = session.stats.tokens_read - seen
-            total = total + float(session.pot.novelty[0, -fresh:].sum())
-            seen = seen + fresh
+            nonlocal total, count
+            fresh = session.stats.tokens_read - count
+            total += float(session.pot.novelty[0, -fresh:].sum())
+            count += fresh
 
         session.append(list(ids), progress=note)
         return total

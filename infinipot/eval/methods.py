@@ -1,4 +1,4 @@
-"""A method is a policy with its options, as results name it."""
+"""Methods: policies with options, as results name them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from infinipot.engine.reader import LATE
 from infinipot.policies import POLICIES, Policy, UnknownOption, policy_of
 from infinipot.policies.registry import OUTSIDE, renamed
 
+OPTION_NAMES = [name for name in NAMES if name != "policy"]
+
 
 @dataclass(frozen=True)
 class Method:
-    """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: every option
-    filled in. prompts: names that a study has for prompts."""
+    """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: all options.
+    prompts: a study's names for prompts, as (name, text)."""
 
     label: str
     config: PotConfig
@@ -32,13 +34,13 @@ class Method:
 
     @property
     def aware(self) -> bool:
-        """Whether the question is given while the text is read: it is the catalyst."""
+        """Whether the question is known during reading, as the catalyst."""
         return bool(self.policy.catalyst == "question")
 
     @property
     def question(self) -> str | None:
-        """`known` or `unknown` when it is chosen what survives; None where the policy would make no
-        use of a question."""
+        """Whether the selection of survivors knows the question: `known` or `unknown`; None if the
+        policy does not use a question."""
         if self.aware or (self.config.prefill == "whole" and self.policy.needs() & LATE):
             return "known"
         if self.policy.catalyst is None:
@@ -47,18 +49,18 @@ class Method:
 
     @property
     def bounded(self) -> bool:
-        """Whether memory is bounded while the text is read."""
+        """Whether memory is bounded during reading."""
         return (self.policy.bounded or self.policy.cuts) and self.config.prefill == "bounded"
 
     @property
     def windowed(self) -> bool:
-        """Whether the model's own window limits what can be read."""
+        """Whether the model's own window limits the length of a text."""
         return not self.bounded and not self.policy.grouped
 
     @property
     def options(self) -> dict[str, Any]:
-        """What tells this method from another of the same policy: options that count for it and are
-        not the defaults, under the names that results have always had."""
+        """Options that differ from the defaults and have an effect, under the names that results
+        use (older names of some options)."""
         policy = self.policy
         if not policy.bounded:
             if policy.cuts:
@@ -74,30 +76,27 @@ class Method:
             layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
             different |= {"recent": layer.recent, "pool": layer.pool, "pool_mode": layer.pool_mode}
         if policy.catalyst is not None:
-            different["catalyst"] = {text: name for name, text in self.prompts}.get(
-                policy.catalyst, policy.catalyst
-            )
+            names = {text: name for name, text in self.prompts}
+            different["catalyst"] = names.get(policy.catalyst, policy.catalyst)
+        for name, value in different.items():
+            if isinstance(value, tuple):
+                different[name] = list(value)
         older = {new: old for old, new in RENAMED.items()}
-        return {
-            older.get(name, name): list(value) if isinstance(value, tuple) else value
-            for name, value in different.items()
-        }
+        return {older.get(name, name): value for name, value in different.items()}
 
 
 def split(text: str, mark: str) -> list[str]:
-    """Parts of a text between marks that stand in no parentheses, brackets or quotes."""
+    """Split a text at marks outside parentheses, brackets and quotes."""
     parts = [""]
     depth = 0
     quote = ""
     for letter in text:
-        if quote:
-            if letter == quote:
-                quote = ""
-            else:
-                quote = quote
-        elif letter in "'\"" and depth:
+        if letter == quote:
+            quote = ""
+        elif not quote and depth and letter in "'\"":
             quote = letter
-        depth += 0 if quote else (letter in "([{") - (letter in ")]}")
+        if not quote:
+            depth += (letter in "([{") - (letter in ")]}")
         if letter == mark and not depth and not quote:
             parts.append("")
         else:
@@ -106,8 +105,8 @@ def split(text: str, mark: str) -> list[str]:
 
 
 def parts_of(label: str) -> tuple[str, list[str]]:
-    """`infinipot:novelty=0.25` or `package.module:Class(alpha=0.3):pot_size=512` -> the policy, and
-    what stands behind it."""
+    """`infinipot:novelty=0.25` or `package.module:Class(alpha=0.3):pot_size=512` -> the policy and
+    the parts behind it."""
     first, *others = split(label, ":")
     if first not in POLICIES and others and OUTSIDE.fullmatch(f"{first}:{others[0]}"):
         return f"{first}:{others[0]}", others[1:]
@@ -117,7 +116,7 @@ def parts_of(label: str) -> tuple[str, list[str]]:
 def changes_of(
     label: str, policy: Policy, changes: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options by name from `option=value` each; and those of the preset among them."""
+    """Options by name from `option=value` parts, and separately the options of a preset."""
     own: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
     for change in changes:
@@ -125,13 +124,10 @@ def changes_of(
         name = name.replace("-", "_")
         if not equals:
             raise ValueError(
-                f"{label!r} cannot be read: after the policy stands option=value, as in {policy.name}:novelty=0.25"
+                f"{label!r} cannot be read: "
+                f"after the policy stands option=value, as in {policy.name}:novelty=0.25"
             )
-        known(
-            "option",
-            name,
-            ["preset", *(name for name in NAMES if name != "policy"), *RENAMED, *policy.options()],
-        )
+        known("option", name, ["preset", *OPTION_NAMES, *RENAMED, *policy.options()])
         if name == "preset":
             known("preset", value, RECIPES)
             recipe = RECIPES[value]
@@ -141,12 +137,12 @@ def changes_of(
 
 
 def shared_options(policy: Policy, base: Mapping[str, Any], preset: str | None) -> dict[str, Any]:
-    """What a policy takes of the options that are given for all: those that it has and that say
-    nothing else already."""
+    """The options of `base` for this policy: those that have an effect, and that the policy has not
+    set itself. preset: its options come below those of `base`, for policies that have them."""
     shared = renamed(base)
     if preset is not None and "novelty" in policy.options():
         shared = {**RECIPES[preset], **shared}
-    # goes by the catalyst alone
+    # `once` needs scores from the catalyst
     if "contrast" not in policy.options() and shared.get("score_memory") == "once":
         del shared["score_memory"]
     defaults = {field.name: field.default for field in dataclasses.fields(policy)}
@@ -165,12 +161,12 @@ def method(
     preset: str | None = None,
     prompts: Mapping[str, str] | None = None,
 ) -> Method:
-    """One method from `policy[:option=value...]` on top of shared options. What stands in the label
-    counts more than `preset=` there, and that more than base; preset, below base, is for those
-    policies alone that have its options. Of base, a policy takes the options it has.
+    """One method from a label `policy[:option=value...]` and shared options.
 
-    asked: there is a question; then it is the catalyst of a policy that has one, unless said
-    otherwise, else the general catalyst is. prompts: catalysts by names that only a study uses.
+    Options override each other in this order: the label's options, a preset in the label, `base`,
+    `preset`. A policy ignores options in `base` and `preset` that it does not have. asked: there is
+    a question, which is the default catalyst; otherwise the general catalyst is. prompts: a study's
+    names for prompts.
     """
     named, changes = parts_of(label)
     policy = policy_of(named)
@@ -187,7 +183,7 @@ def method(
         )
     except UnknownOption:
         raise
-    except TypeError as problem:  # what a label says is text, so a wrong type is a wrong value
+    except TypeError as problem:  # labels are text, so a wrong type is a wrong value
         raise ValueError(f"{label!r}: {problem}") from None
     if "catalyst" in policy.options():
         config = config.replace(catalyst=catalyst_of(config.policy, asked))
@@ -195,16 +191,21 @@ def method(
 
 
 def catalyst_of(policy: Policy, asked: bool) -> str | None:
-    """The kind of catalyst: the policy's, else the question if there is one. None where none is
-    read."""
+    """The kind of catalyst: the policy's, else the question if there is one. None if the policy needs
+    no catalyst."""
     if "catalyst" not in policy.needs():
         return None
-    catalyst: str = policy.catalyst or ("question" if asked else "general")
+    catalyst: str | None = policy.catalyst
     if catalyst == "question" and not asked:
         raise ValueError(
-            "catalyst='question' is not possible here: there is no question; use general, or a prompt of your own"
+            "catalyst='question' is not possible here: there is no question; "
+            "use general, or a prompt of your own"
         )
-    return catalyst
+    if catalyst:
+        return catalyst
+    if asked:
+        return "question"
+    return "general"
 
 
 def methods(
@@ -214,7 +215,7 @@ def methods(
     preset: str | None = None,
     prompts: Mapping[str, str] | None = None,
 ) -> list[Method]:
-    """Several, separated by commas: `full,truncate,infinipot:novelty=0,infinipot:catalyst=general`."""
+    """Methods from labels with commas: `full,truncate,infinipot:novelty=0,infinipot:catalyst=general`."""
     texts = [text.strip() for text in split(labels, ",") if text.strip()]
     listed = [method(text, base, asked, preset, prompts) for text in texts]
     if not listed:

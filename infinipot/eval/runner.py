@@ -1,4 +1,4 @@
-"""Running a plan: units of work over one model, here, in several processes, or on a Ray cluster."""
+"""Run units of work over one model: in this process, in several processes, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from infinipot.model.runner import ModelRunner
 from infinipot.optional import RAY, need
 
 Progress = Callable[[int, int, str], None]
-"""Units done, units in all, what was done last."""
+"""(units done, units in total, title of the last unit)."""
 Work = list[Record] | str
 """The records of a unit, or why there are none."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """Which model, and how it is loaded: small enough to be sent to another process."""
+    """A model by name, and how to load it. Small enough to send to another process."""
 
     name: str
     device: str = "auto"
@@ -50,12 +50,12 @@ class Model:
 
     @property
     def about(self) -> Record:
-        """The fields that every result has."""
+        """The model's fields of every result."""
         return {"model": self.label, "dtype": self.precision}
 
 
 class Replica:
-    """A loaded model at work. cache: what units of one plan share, such as a tokenised haystack."""
+    """A loaded model. cache: data that units share, such as a tokenised haystack."""
 
     def __init__(self, model: Model, number: int = 0, threads: int | None = None) -> None:
         if threads is not None:
@@ -72,16 +72,15 @@ class Replica:
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Replica:
-        """Of a model that is loaded already."""
-        made = cls.__new__(cls)
-        made.host = ModelRunner(model)
-        made.tokenizer = tokenizer
-        made.cache = {}
-        return made
+        """A replica of a model that is already loaded."""
+        replica = cls.__new__(cls)
+        replica.host = ModelRunner(model)
+        replica.tokenizer = tokenizer
+        replica.cache = {}
+        return replica
 
     def work(self, unit: Unit) -> Work:
-        """The unit's records; or why there are none: it does not fit on the device, or not in the
-        pot."""
+        """The unit's records. If it does not fit on the device or in the pot, the reason."""
         try:
             return unit.run(self)
         except NoRoom as problem:
@@ -95,8 +94,8 @@ class Replica:
 
 
 class Unit(Protocol):
-    """What is done at once: usually one reading and the questions about it. Its records depend on
-    nothing but itself and the model."""
+    """A unit of work, usually one reading with its questions. Its records depend only on the unit and
+    the model."""
 
     @property
     def title(self) -> str: ...
@@ -118,37 +117,47 @@ def shard_of(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Which units run, and where."""
+
+    shard: tuple[int, int] = (1, 1)
+    """(i, n): every n-th unit from the i-th on."""
+    limit: int | None = None
+    """Most units of the shard."""
+    workers: int = 1
+    """Processes, each with the model. They are spread over the GPUs."""
+    ray: str | None = None
+    """Address of a Ray cluster; "local" for one on this machine."""
+    replica: Replica | None = None
+    """A loaded model, for one process."""
+
+    def stream(self, units: list[Any], model: Model) -> Iterator[tuple[Any, Work]]:
+        """Run the units, and yield each with its result."""
+        if self.ray is not None:
+            return on_ray(units, model, self.ray)
+        if self.workers > 1 and len(units) > 1:
+            return in_processes(units, model, min(self.workers, len(units)))
+        return here(units, self.replica, model)
+
+
 def sweep(
     units: Sequence[Any],
     results: Results,
     model: Model,
-    *,
-    shard: tuple[int, int] = (1, 1),
-    limit: int | None = None,
-    workers: int = 1,
-    ray: str | None = None,
-    replica: Replica | None = None,
-    progress: Progress = lambda done, total, what: None,
+    progress: Progress = lambda done, total, title: None,
+    **placement: Any,
 ) -> list[str]:
-    """Do what of the plan is not done yet, and add it to the results. Returns the titles of units
-    that could not be done, and why.
-
-    shard: (i, n), every n-th unit from the i-th on. limit: not more units than this in all.
-    workers: processes, each with the model; on several GPUs they take turns. ray: the address of a
-    cluster, "local" for one on this machine. replica: a loaded model, for one process.
-    """
-    mine = list(units)[shard[0] - 1 :: shard[1]][:limit]
+    """Run the units that have no results yet, and add their records to the results. Returns the
+    titles of units without records, with the reason. placement: fields of `Placement`."""
+    place = Placement(**placement)
+    first, step = place.shard
+    mine = list(units)[first - 1 :: step][: place.limit]
     left = [unit for unit in mine if not all(results.has(key) for key in unit.keys())]  # noqa: SIM118 (a method)
     done = len(mine) - len(left)
     failed = []
     progress(done, len(mine), "")
-    if ray is not None:
-        stream = on_ray(left, model, ray)
-    elif workers > 1 and len(left) > 1:
-        stream = in_processes(left, model, min(workers, len(left)))
-    else:
-        stream = here(left, replica, model)
-    for unit, records in stream:
+    for unit, records in place.stream(left, model):
         if isinstance(records, str):
             failed.append(f"{unit.title}: {records}")
         else:
@@ -167,12 +176,12 @@ def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tu
 
 
 _MAKE: list[Callable[[], Replica]] = []
-"""In a worker process: what gives its model, loaded when it is first needed, so that failing at it
-is told like any other failure."""
+"""In a worker process: a function that loads the model at its first call, so that an error is
+reported like any other."""
 
 
 def _begin(model: Model, numbers: Any, threads: int | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _MAKE.append(functools.cache(functools.partial(Replica, model, numbers.get(), threads)))
 
 
@@ -181,8 +190,8 @@ def _work(unit: Any) -> Work:
 
 
 def in_processes(units: list[Any], model: Model, count: int) -> Iterator[tuple[Any, Work]]:
-    """Results as they come. Only a few units are handed out at a time, so that an interrupted run
-    stops soon."""
+    """Results in order of completion. Only a few units are submitted at a time, so that an interrupted
+    run stops soon."""
     context = multiprocessing.get_context("spawn")
     numbers = context.Queue()
     for number in range(count):
@@ -216,16 +225,17 @@ def on_ray(units: list[Any], model: Model, address: str) -> Iterator[tuple[Any, 
     ray.init(address=address, ignore_reinit_error=True, log_to_driver=False)
     gpus = int(ray.cluster_resources().get("GPU", 0))
     cpus = int(ray.cluster_resources().get("CPU", 1))
+    share = {"num_cpus": 1}
+    slots = max(1, cpus // 2)
+    threads: int | None = 1
     if gpus:
         share = {"num_gpus": 1}
-    else:
-        share = {"num_cpus": 1}
-    count = min(len(units), gpus or max(1, cpus // 2))
+        slots = gpus
+        threads = None
+    count = min(len(units), slots)
     if not count:
         return
-    actors = [
-        ray.remote(**share)(Replica).remote(model, 0, None if gpus else 1) for _ in range(count)
-    ]
+    actors = [ray.remote(**share)(Replica).remote(model, 0, threads) for _ in range(count)]
     waiting = iter(units)
     running = {
         actor.work.remote(unit): (actor, unit) for actor, unit in zip(actors, waiting, strict=False)

@@ -1,4 +1,4 @@
-"""The paper's studies: which methods each compares, and its figure."""
+"""The paper's studies: the methods that each compares, and its figure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infinipot.eval.tables import tokens
 
 @dataclass(frozen=True)
 class Study:
-    """kind: what is run. policies: the methods, as --policy would name them."""
+    """kind: the task. policies: the methods, as values of --policy."""
 
     summary: str
     kind: Literal["longbench", "needle", "kept", "hops"]
@@ -27,7 +27,7 @@ PROMPTS = {
     "general-1": "Write down the key points of the text above, with the names, numbers and dates that matter.",
     "general-2": "What is the text above about? Explain it to somebody who has not read it.",
 }
-"""Two more ways to ask for what is important, which only the study of catalysts uses."""
+"""Two more general prompts, only for the study of catalysts."""
 CATALYSTS = ("plain", "unrelated", "general", "general-1", "general-2", "question")
 SHARES = (0, 0.25, 0.5, 0.75, 1)
 SIZES = (1024, 2048, 4096, 8192)
@@ -81,49 +81,55 @@ STUDIES = {
 
 
 def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
-    """The figure of a study of LongBench rows, for genuine rows and for others apart."""
+    """The figure of a study of LongBench rows: one file for genuine rows, one for other rows."""
     files: list[Path] = []
     for kind in dict.fromkeys(record["rows"] for record in records):
-        some = [record for record in records if record["rows"] == kind]
-        means = {
-            label: mean(list(task_means(found).values()))
-            for label, found in scores.by_label(some).items()
-        }
-        known = {label: value for label, value in means.items() if value is not None}
-        title = f"{kind} rows, mean of tasks · {', '.join(sorted({record['model'] for record in some}))}"
-        path = folder / f"{name}-{'genuine' if kind == 'LongBench' else 'style'}"
-        if not known:
+        own = [record for record in records if record["rows"] == kind]
+        values: dict[str, float] = {}
+        for label, items in scores.by_label(own).items():
+            value = mean(list(task_means(items).values()))
+            if value is not None:
+                values[label] = value
+        if not values:
             continue
-        if name == "catalyst":
-            shown = {
-                label.removeprefix("infinipot:preset=paper:catalyst="): {"score": value}
-                for label, value in known.items()
-            }
-            files += charts.bars(shown, title=title, up="score", path=path)
-        elif name == "novelty":
-            points = [(float(label.rpartition("=")[2]), value) for label, value in known.items()]
-            files += charts.curves(
-                {"infinipot": points},
-                title=title,
-                across="novelty's share of the survivors",
-                up="score",
-                path=path,
-            )
-        else:
-            series: dict[str, list[tuple[float, float]]] = {}
-            for label, value in known.items():
-                policy, _, size = label.partition(":pot_size=")
-                series.setdefault(policy.replace(f":distill_to={int(size) // 2}", ""), []).append(
-                    (float(size), value)
-                )
-            ticks = {float(size): tokens(size) for size in SIZES}
-            files += charts.curves(
-                series,
-                title=title,
-                across="pot size, entries",
-                up="score",
-                path=path,
-                log=True,
-                ticks=ticks,
-            )
+        models = ", ".join(sorted({record["model"] for record in own}))
+        title = f"{kind} rows, mean of tasks · {models}"
+        suffix = "style"
+        if kind == "LongBench":
+            suffix = "genuine"
+        draw = DRAWINGS.get(name, draw_memory)
+        files += draw(values, title, folder / f"{name}-{suffix}")
     return files
+
+
+def draw_catalyst(values: dict[str, float], title: str, path: Path) -> list[Path]:
+    """values: mean score by label."""
+    prefix = "infinipot:preset=paper:catalyst="
+    bars = {label.removeprefix(prefix): {"score": value} for label, value in values.items()}
+    return charts.bars(bars, title=title, up="score", path=path)
+
+
+def draw_novelty(values: dict[str, float], title: str, path: Path) -> list[Path]:
+    points = [(float(label.rpartition("=")[2]), value) for label, value in values.items()]
+    across = "novelty's share of the survivors"
+    return charts.curves({"infinipot": points}, title=title, across=across, up="score", path=path)
+
+
+def draw_memory(values: dict[str, float], title: str, path: Path) -> list[Path]:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for label, value in values.items():
+        policy, _, size = label.partition(":pot_size=")
+        policy = policy.replace(f":distill_to={int(size) // 2}", "")
+        series.setdefault(policy, []).append((float(size), value))
+    return charts.curves(
+        series,
+        title=title,
+        across="pot size, entries",
+        up="score",
+        path=path,
+        log=True,
+        ticks={float(size): tokens(size) for size in SIZES},
+    )
+
+
+DRAWINGS = {"catalyst": draw_catalyst, "novelty": draw_novelty}

@@ -1,5 +1,4 @@
-"""RMS norms in one pass on a GPU: which formula a norm follows is found by asking it, as its
-rotation is."""
+"""RMS norms as one kernel on a GPU. A trial finds the formula of each norm."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Norm = tuple[nn.Module, float, int]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
-    """x [..., D] over its root mean square, in float32. kind 0: rounded to x's type, then times the
+    """x [..., D] divided by its root mean square, in float32. kind 0: rounded to x's type, then times the
     weight (Llama, Qwen); 1: times the weight in float32 (OLMo-2, gpt-oss); 2: times one more than
     the weight (Gemma)."""
     normed = x.float() * torch.rsqrt(x.float().pow(2).mean(dim=-1, keepdim=True) + eps)
@@ -29,8 +28,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: int) -> Tensor:
 
 @torch.no_grad()
 def find_norms(model: nn.Module) -> list[Norm]:
-    """The model's norms that one of the formulas describes to the last bit, on random rows; none
-    where no kernel can do them."""
+    """The model's norms that equal one of the formulas on random rows, to the last bit. Empty if no
+    kernel supports them."""
     norms: list[Norm] = []
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -58,7 +57,7 @@ def find_norms(model: nn.Module) -> list[Norm]:
 
 @contextmanager
 def fused(norms: list[Norm]) -> Iterator[None]:
-    """Inside, these modules run as one kernel each; afterwards they are as before."""
+    """Run each of these modules as one kernel inside the context."""
     try:
         for module, eps, kind in norms:
             module.forward = partial(launch.rms_norm, weight=module.weight, eps=eps, kind=kind)  # type: ignore[method-assign, arg-type]

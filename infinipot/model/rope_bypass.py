@@ -1,9 +1,9 @@
-"""Take a model's own rotary embedding out of its way: while a pot is read, `attend` rotates queries
-and keys by slot.
+"""Disable a model's own rotary embedding during reading, as `attend` rotates queries and keys by
+slot.
 
-The rotary module then returns cosines of 1 and sines of 0. A model's `apply_rotary_pos_emb(q, k,
-cos, sin)` that gets these returns q and k without computing anything; whatever else a model does
-with them computes with ordinary tensors.
+The rotary module returns marked tensors: cosines of 1 and sines of 0. With these,
+`apply_rotary_pos_emb(q, k, cos, sin)` returns q and k without computation. All other operations of a
+model work on them as on ordinary tensors.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import torch
 from torch import Tensor, nn
 
 NAME = "apply_rotary_pos_emb"
-"""What transformers' modeling files call the function that rotates queries and keys."""
+"""Name of the function that rotates queries and keys, in the modeling files of transformers."""
 ARGUMENTS = ["q", "k", "cos", "sin"]
-"""The first parameters of such a function that can be replaced; a file whose function has others
-keeps its own."""
+"""The first parameters of such a function. A function with other parameters is not replaced."""
 
 
 def neutral(output: Any) -> Any:
-    """A rotation that changes nothing, in the form of the rotary module's own output."""
+    """A rotation by 0, in the form of the rotary module's own output."""
     if not isinstance(output, tuple):
         return torch.ones_like(output)  # complex: e^(i0)
     cos, sin, *rest = output
@@ -35,18 +34,18 @@ def neutral(output: Any) -> Any:
 
 
 def _marked(constant: Tensor) -> Tensor:
-    constant.is_neutral = True  # type: ignore[attr-defined]  # lost in whatever is computed from it, which is then computed with
+    # tensors computed from it do not have the mark
+    constant.is_neutral = True  # type: ignore[attr-defined]
     return constant
 
 
 @functools.cache
 def bypass(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does what `function` does, but returns q and k as they are for the cos and
-    sin of `neutral`.
+    """A replacement for `function` that returns q and k unchanged for the cos and sin of `neutral`.
 
-    The first such call asks `function` itself. If that does anything else to q and k, a
-    permutation, say, it is called ever after. Cos and sin of another model, which may run in
-    another thread, are not marked, so they are always given to `function`.
+    The first such call runs `function`. If that changes q or k, for example by a permutation, every
+    later call runs it, too. The cos and sin of another model in another thread have no mark, so
+    `function` handles them.
     """
     changes_nothing: bool | None = None
 
@@ -72,8 +71,7 @@ _NAMESPACES: WeakKeyDictionary[nn.Module, list[dict[str, Any]]] = WeakKeyDiction
 
 
 def namespaces(model: nn.Module) -> list[dict[str, Any]]:
-    """The globals of the files that define the model's modules and have a function that can be
-    replaced; looked for once."""
+    """The globals of the model's modeling files that have a replaceable function. Cached."""
     if model not in _NAMESPACES:
         files = {
             cls.__module__
@@ -94,8 +92,8 @@ def _replaceable(function: Any) -> bool:
 
 @contextmanager
 def bypassed(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's functions for rotary embedding do nothing when they are told so. Only
-    while no other thread exchanges them."""
+    """Replace the model's functions for rotary embedding inside the context. No other thread may
+    replace them meanwhile."""
     before = [(names, names[NAME]) for names in namespaces(model)]
     try:
         for names, function in before:

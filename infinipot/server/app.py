@@ -56,6 +56,7 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(APIError, on_error)
+    app.add_exception_handler(ClientDisconnect, on_error)
     app.add_exception_handler(Exception, on_error)
     describe(app, service.name)
     return app

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.model.runner import Host
+from infinipot.model.runner import ModelRunner
 from infinipot.pot_file import origin
 from infinipot.server.disk import Disk
 from infinipot.server.errors import shutting_down
@@ -45,7 +45,7 @@ class Engine:
 
     def __init__(
         self,
-        host: Host,
+        host: ModelRunner,
         tokenizer: PreTrainedTokenizerBase,
         settings: Settings,
         metrics: Metrics,
@@ -57,8 +57,7 @@ class Engine:
         self.outbox = Outbox(lambda: self.call(lambda: None))
         self.disk = Disk(self.call, lambda: self.stopped)
         self.store = PotStore(settings.pot_dir, settings.pot_files, settings.shared)
-        chunk_tokens = settings.config.chunk_tokens
-        loader = PotLoader(host, tokenizer, chunk_tokens, origin(host.model, tokenizer))
+        loader = PotLoader(host, tokenizer, settings.config, origin(host.model, tokenizer))
         self.files = PotFiles(self.store, self.disk, loader, metrics)
         on_cpu = host.device.type == "cpu"
         self.timer = SliceTimer(CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
@@ -116,6 +115,7 @@ class Engine:
     async def working(self, jobs: list[Job]) -> AsyncIterator[None]:
         """Submit jobs. They are cancelled when the block ends."""
         try:
+            self.scheduler.check()  # a thread that has ended runs no calls
             await self.ask(lambda: self.scheduler.submit(*jobs))
             yield
         finally:

@@ -142,7 +142,7 @@ class NamedPots:
             return pot.context, pot.session.config
         path = self._existing_file(name)
         try:
-            return header_of(path, self.engine.settings.config)
+            return header_of(path, self.files.loader.base)
         except PotFileError as problem:
             raise self.files.error_of(problem) from None
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from infinipot.config import PotConfig, Sampling
-from infinipot.policies import POLICIES
 from infinipot.server.errors import APIError
 from infinipot.server.jobs.answer import AnswerJob, Question
 from infinipot.server.jobs.echo import EchoJob
@@ -29,14 +28,13 @@ def config_of(options: PotOptions, base: PotConfig) -> PotConfig:
     values = fields_of(options, *PotOptions.model_fields)
     if values.get("catalyst") == "question":
         values["catalyst"] = None  # the same on a server, which always knows the question
+    own = values.get("policy") in (None, base.policy.name)
+    if own:  # possibly of another package; a request never names a module
+        values["policy"] = base.policy
+    if own and values.get("catalyst") == "plain" and "contrast" in base.policy.options():
+        values["contrast"] = None
     try:
-        if values.get("policy", base.policy) != base.policy:
-            # these defaults are for the server's own policy
-            persist = None if base.persist == "once" else base.persist
-            values = {"persist": persist, "contrast": None, **values}
-        elif values.get("catalyst") == "plain":
-            values["contrast"] = None
-        config = replace(base, **values)
+        config = base.replace(**values)
     except (ValueError, TypeError) as problem:
         raise APIError(400, str(problem)) from None
     if config.pot_size > base.pot_size:
@@ -46,10 +44,11 @@ def config_of(options: PotOptions, base: PotConfig) -> PotConfig:
             f"this server's pots hold {base.pot_size} entries",
             param="pot_size",
         )
-    if POLICIES[config.policy].reads != POLICIES[base.policy].reads:
+    kind = (config.policy.bounded, config.policy.cuts)
+    if kind != (base.policy.bounded, base.policy.cuts):
         raise APIError(
             400,
-            f"policy={config.policy!r} is not allowed: "
+            f"policy={config.policy.name!r} is not allowed: "
             "it does not read all of a text in a pot of fixed size",
             param="policy",
         )

@@ -89,7 +89,9 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a job waits, reads or answers."""
-        return bool(self._waiting) or any(job.readable or job.answering for job in self.running)
+        return bool(self._waiting) or any(
+            job.readable or (job.answering and not job.stalled()) for job in self.running
+        )
 
     @property
     def full(self) -> bool:

@@ -77,7 +77,7 @@ class Service:
 
     def start(self) -> None:
         """Load the model and start the engine. An exception is kept in `failure`."""
-        from infinipot.model.runner import Host
+        from infinipot.model.runner import ModelRunner
 
         try:
             if self.settings.pot_dir is not None:

@@ -12,8 +12,6 @@ ALONE_S = 0.8
 """Aim for a reading slice while no other job runs."""
 SHARED_S = 0.25
 """Aim for a reading slice while other jobs run."""
-SHARED_TOKENS = 128
-"""Most tokens of a reading slice while other jobs run."""
 LEAST_TOKENS = 64
 """Smaller slices would cost more than they help."""
 STEP_TOKENS = 32
@@ -84,8 +82,7 @@ class SliceTimer:
 
     def _size(self, job: Job, alone: bool) -> int:
         """Tokens of a reading slice: the whole chunk, or a multiple of STEP_TOKENS."""
-        chunk = job.config.chunk_tokens or self.chunk_tokens
-        most = chunk if alone else min(SHARED_TOKENS, chunk)
+        most = job.config.chunk_tokens or self.chunk_tokens
         aim_s = ALONE_S if alone else SHARED_S
         if most * self._token_s <= aim_s:
             return most

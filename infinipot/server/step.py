@@ -28,7 +28,7 @@ def spare_core(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(cores)
 
 
-def step(generations: Sequence[Turn]) -> list[StepResult]:
+def step(generations: Sequence[Generation]) -> list[StepResult]:
     """One token for each answer, in one forward pass.
 
     If that pass fails, each answer is tried alone, so that one failure does not affect the others.
@@ -46,7 +46,7 @@ def step(generations: Sequence[Turn]) -> list[StepResult]:
     ]
 
 
-def _advance(generations: Sequence[Turn]) -> dict[int, Exception]:
+def _advance(generations: Sequence[Generation]) -> dict[int, Exception]:
     """Read the new tokens. Returns what failed, by the generation's id."""
     try:
         advance(generations)
@@ -60,7 +60,7 @@ def _advance(generations: Sequence[Turn]) -> dict[int, Exception]:
     return {}
 
 
-def _next_tokens(generations: Sequence[Turn]) -> list[StepResult]:
+def _next_tokens(generations: Sequence[Generation]) -> list[StepResult]:
     try:
         rows = predict(generations).split(1)
     except Exception as problem:

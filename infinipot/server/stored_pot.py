@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.config import PotConfig
-from infinipot.model.runner import Host
-from infinipot.pot_file import Origin, config_of, describe
+from infinipot.model.runner import ModelRunner
+from infinipot.pot_file import Origin, describe, in_force
 from infinipot.server.errors import APIError
 from infinipot.server.prompts import PotContext
 from infinipot.session import Session
@@ -61,7 +61,7 @@ def scope_of(
     config: PotConfig, templated: bool, pot: str = "", label: str = "", salt: str = ""
 ) -> str:
     """What two requests must share, besides token ids, for one to continue the other's pot."""
-    options = dataclasses.replace(config, chunk_tokens=1)  # results do not depend on it
+    options = config.replace(chunk_tokens=1)  # results do not depend on it
     shared = (options, templated, pot, label)
     if salt:
         return repr((*shared, salt))
@@ -111,16 +111,22 @@ def unknown_pot(name: str) -> APIError:
 class PotLoader:
     """Loads pots for one model. origin: computed before, since loading must not touch the model."""
 
-    host: Host
+    host: ModelRunner
     tokenizer: PreTrainedTokenizerBase
-    chunk_tokens: int | None
+    base: PotConfig
+    """The server's own config."""
     origin: Origin
 
     def load(self, path: Path, name: str | None) -> StoredPot:
         """Load a pot from its file. Raises PotFileError."""
         stamp = stamp_of(path)  # taken first: a file that changes meanwhile is read again
         session = Session.load(
-            path, self.host, self.tokenizer, chunk_tokens=self.chunk_tokens, origin=self.origin
+            path,
+            self.host,
+            self.tokenizer,
+            chunk_tokens=self.base.chunk_tokens,
+            origin=self.origin,
+            policy=type(self.base.policy),
         )
         context = context_of(describe(path))
         if name is not None:
@@ -133,10 +139,10 @@ class PotLoader:
         return StoredPot(session, (int(match[1]), match[2]), context, saved=True)
 
 
-def header_of(path: Path) -> tuple[PotContext, PotConfig]:
-    """A saved pot's context and options. Raises PotFileError."""
+def header_of(path: Path, base: PotConfig) -> tuple[PotContext, PotConfig]:
+    """A saved pot's context, and its options in force. Raises PotFileError."""
     header = describe(path)
-    return context_of(header), config_of(path, header)
+    return context_of(header), in_force(path, header, type(base.policy))[0]
 
 
 def context_of(header: dict[str, Any]) -> PotContext:

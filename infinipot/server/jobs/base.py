@@ -21,12 +21,12 @@ UNBOUNDED = 1 << 62
 class Job:
     """Reads ids into a session of its own, slice by slice."""
 
-    host: Host | None = None
+    host: ModelRunner | None = None
     """The model that reads for this job; None: the engine's."""
     answering = False
     """Whether it waits for its next token."""
     ended = False
-    generation: Turn | None = None
+    generation: Generation | None = None
     """The answer, once it has begun."""
     stalled: Callable[[], bool] = staticmethod(lambda: False)
     """Whether the client fetches the answer so slowly that it must pause."""

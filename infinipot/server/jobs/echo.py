@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
-from infinipot.model.runner import Host, Observer
+from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.model.runner import ModelRunner, Observer
 from infinipot.server.events import Done, Likely, Piece, Send, likely
 from infinipot.server.jobs.answer import AnswerJob, Question
 from infinipot.server.prompts import Prompts
@@ -18,17 +19,16 @@ ROWS = 64
 """Logits computed at a time."""
 
 
-class RecordingHost(Host):
+class RecordingHost(ModelRunner):
     """A host that keeps the ids and hidden states of every pass. It shares the model of another
     host.
 
-    CUDA graphs would skip the recording, and a spare pot belongs to one host: it uses neither.
+    CUDA graphs would skip the recording, so it uses none.
     """
 
     def __init__(self, host: ModelRunner) -> None:
         self.__dict__.update(host.__dict__)
-        self.unrecordable = True
-        self.spare = None
+        graph_cache(self).record_nothing()
         self.passes: list[tuple[int, Tensor, Tensor]] = []
         """Tokens that the pot had read before the pass, ids, hidden states."""
 
@@ -45,7 +45,7 @@ class EchoJob(AnswerJob):
     host: RecordingHost
 
     def __init__(
-        self, question: Question, prompts: Prompts, send: Send, *, host: Host, silent: bool
+        self, question: Question, prompts: Prompts, send: Send, *, host: ModelRunner, silent: bool
     ) -> None:
         super().__init__(question, prompts, send)
         self.host = RecordingHost(host)

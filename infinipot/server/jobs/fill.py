@@ -46,6 +46,7 @@ def view(session: Session, name: str, state: str, places: bool) -> dict[str, Any
         "tokens_read": session.stats.tokens_read,
         "pot": pot_of(session),
     }
+    about["options"] = session.config.options
     if places:
         where, shares = kept_places(session)
         about |= {"first_place": session.pot.pinned, "places": where, "shares": shares}

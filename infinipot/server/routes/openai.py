@@ -65,7 +65,7 @@ def model_card(service: Service) -> dict[str, Any]:
         "pot": {
             "size": config.pot_size,
             "distill_to": config.survivors,
-            "policy": config.policy,
+            "policy": config.policy.name,
         },
     }
 
