@@ -186,6 +186,7 @@ def sampling() -> Iterator[str]:
         "The defaults are greedy decoding.\n"
     )
     meanings = {one.name: info(one).help.split(" [default")[0] for one in SAMPLING}
+    meanings |= texts(Sampling)
     options = dataclasses.fields(Sampling)
     yield table(row(field.name, meanings[field.name], field.default) for field in options)
 
@@ -221,7 +222,8 @@ def row(name: str, text: str, default: Any, formula: str = "") -> str:
     names = ", ".join(f"`{one}`" for one in name.split(", "))
     flags = ", ".join(f"`{flag}`" for one in name.split(", ") for flag in flags_of(one))
     cells = (names, meaning, usual, flags)
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    escaped = [cell.replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(escaped)} |"
 
 
 def default_name(value: Any) -> str:
@@ -233,10 +235,10 @@ def default_name(value: Any) -> str:
 def flags_of(name: str) -> list[str]:
     for parameter in (*POT, *SAMPLING):
         if parameter.name == name:
-            found = info(parameter)
+            option = info(parameter)
             texts = [
                 text
-                for text in (found.default, *(found.param_decls or ()))
+                for text in (option.default, *(option.param_decls or ()))
                 if isinstance(text, str)
             ]
             return [flag for text in texts for flag in text.split("/")]
