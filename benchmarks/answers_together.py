@@ -20,8 +20,8 @@ from infinipot.model.runner import ModelRunner
 from infinipot.server.step import step
 
 
-def speed(host: ModelRunner, tokenizer: object, count: int, novelty: float, tokens: int) -> float:
-    sessions = [Session(host, tokenizer, PotConfig(pot_size=512, novelty=novelty)) for _ in range(count)]
+def speed(runner: ModelRunner, tokenizer: object, count: int, novelty: float, tokens: int) -> float:
+    sessions = [Session(runner, tokenizer, PotConfig(pot_size=512, novelty=novelty)) for _ in range(count)]
     options = {"max_tokens": tokens, "pick": lambda logits: int(logits.argmax()), "keep": True, "stop_ids": set()}
     turns = [session.turn("Tell me a story.", **options) for session in sessions]
     for turn in turns:
@@ -45,10 +45,10 @@ def main() -> None:
     from live import tiny
 
     model, tokenizer = tiny() if args.model == "tiny" else load(args.model)
-    host = ModelRunner(model)
-    speed(host, tokenizer, 2, 0.25, 4)  # warm up
+    runner = ModelRunner(model)
+    speed(runner, tokenizer, 2, 0.25, 4)  # warm up
     cases = [(count, novelty) for count in (1, 8) for novelty in (0.25, 0.0)]
-    rounds = [{case: speed(host, tokenizer, *case, args.tokens) for case in cases} for _ in range(args.rounds)]
+    rounds = [{case: speed(runner, tokenizer, *case, args.tokens) for case in cases} for _ in range(args.rounds)]
     tps = {f"{count}, novelty {novelty:g}": round(statistics.median(one[count, novelty] for one in rounds), 1) for count, novelty in cases}
     keep("answers_together", {"model": args.model, "tokens": args.tokens, "tps": tps})
 

@@ -49,12 +49,12 @@ def prompts_of(dialogue: Dialogue) -> dict[Name, list[int]]:
 def received(replica: Replica, ids: list[int], prompts: dict[Name, list[int]]) -> dict[Name, Tensor]:
     """What the entries of one piece receive from each prompt, [layers, K, P]."""
     config = PotConfig(pot_size=2 * len(ids) + 256)
-    session = Session(replica.host, replica.tokenizer, config, template=True)
+    session = Session(replica.runner, replica.tokenizer, config, template=True)
     session.append(ids)
     found = {}
     newest = {("facts", NEWEST): ids[-len(prompts["facts", None]) :]}  # of the text itself, read once more
     for name, prompt in {**prompts, **newest}.items():
-        seen = observe(replica.host, session.pot, torch.tensor([prompt], device=replica.host.device), *catalyst_look(config, len(prompt)))
+        seen = observe(replica.runner, session.pot, torch.tensor([prompt], device=replica.runner.device), *catalyst_look(config, len(prompt)))
         found[name] = torch.stack([x[0, :, session.pot.pinned : session.pot.pinned + len(ids)] for x in seen.values()]).cpu()
     return found
 

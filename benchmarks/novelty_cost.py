@@ -17,18 +17,18 @@ from pathlib import Path
 from machine import keep
 
 
-def seconds(host: object, ids: list[int], novelty: float) -> float:
+def seconds(runner: object, ids: list[int], novelty: float) -> float:
     from infinipot import PotConfig, Session
 
-    session = Session(host, None, PotConfig(pot_size=1024, distill_to=512, novelty=novelty))  # type: ignore[arg-type]
+    session = Session(runner, None, PotConfig(pot_size=1024, distill_to=512, novelty=novelty))  # type: ignore[arg-type]
     started = time.perf_counter()
     session.append(ids, question=ids[:24])
     return time.perf_counter() - started
 
 
-def rounds(host: object, ids: list[int], count: int) -> Iterator[tuple[float, float]]:
+def rounds(runner: object, ids: list[int], count: int) -> Iterator[tuple[float, float]]:
     for number in range(count):
-        without, with_novelty = seconds(host, ids, 0.0), seconds(host, ids, 0.5)
+        without, with_novelty = seconds(runner, ids, 0.0), seconds(runner, ids, 0.5)
         print(f"round {number + 1}: {without:.2f} s without, {with_novelty:.2f} s with", file=sys.stderr)
         yield without, with_novelty
 
@@ -48,9 +48,9 @@ if __name__ == "__main__":
     model, tokenizer = load(args.model)
     text = "\n".join(pydoc_data.topics.topics.values())[: 8 * args.tokens]
     ids = tokenizer.encode(text, add_special_tokens=False)[: args.tokens]
-    host = ModelRunner(model)
-    seconds(host, ids[:1500], 0.5)  # warm up
-    times = list(rounds(host, ids, args.rounds))
+    runner = ModelRunner(model)
+    seconds(runner, ids[:1500], 0.5)  # warm up
+    times = list(rounds(runner, ids, args.rounds))
     ratio = statistics.median(with_novelty / without for without, with_novelty in times)
     print(f"reading with novelty takes {ratio:.2f} times as long as without", file=sys.stderr)
     keep("novelty_cost", {"model": Path(args.model).name, "tokens": len(ids), "ratio": round(ratio, 3), "rounds_s": times})

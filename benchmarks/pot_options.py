@@ -31,13 +31,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def read(host: Any, ids: list[int], size: int, options: dict[str, Any]) -> dict[str, float]:
+def read(runner: Any, ids: list[int], size: int, options: dict[str, Any]) -> dict[str, float]:
     from infinipot import PotConfig, Session
 
     options = {"pot_size": size, **options}
     if isinstance(options.get("distill_to"), float):
         options["distill_to"] = int(options["distill_to"] * size)
-    session = Session(host, None, PotConfig(**options))
+    session = Session(runner, None, PotConfig(**options))
     session.score_all()  # every policy's losses, whether it goes by them or not
     losses: list[float] = []
 
@@ -74,10 +74,10 @@ if __name__ == "__main__":
     model, tokenizer = load(args.model)
     text = args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())
     ids = tokenizer.encode(text[: 8 * args.tokens], add_special_tokens=False)[: args.tokens]
-    host, rows = ModelRunner(model), {}
-    read(host, ids[:1500], args.pot_size, {})  # warm up
+    runner, rows = ModelRunner(model), {}
+    read(runner, ids[:1500], args.pot_size, {})  # warm up
     for name, options in VARIANTS.items():
-        rows[name] = row = read(host, ids, args.pot_size, options)
+        rows[name] = row = read(runner, ids, args.pot_size, options)
         first = rows["default"]
         row |= {"relative_time": round(row["seconds"] / first["seconds"], 3), "relative_bytes": round(row["pot_bytes"] / first["pot_bytes"], 3)}
         print(

@@ -24,13 +24,13 @@ parser.add_argument("--rounds", type=int, default=4)
 parser.add_argument("--device", default="cuda")
 args = parser.parse_args()
 
-host, tokenizer = load(args.model, dtype="bfloat16", device=args.device)
-vocabulary = host.get_input_embeddings().num_embeddings
+runner, tokenizer = load(args.model, dtype="bfloat16", device=args.device)
+vocabulary = runner.get_input_embeddings().num_embeddings
 ids = torch.randint(vocabulary, (args.tokens,), generator=torch.Generator().manual_seed(0)).tolist()
 print(infinipot.__file__)
 for number in range(args.rounds):
-    session = Session(host, None, PotConfig(pot_size=args.pot_size, distill_to=args.pot_size // 2))
-    host = session.host  # what was found out about the model, and recorded, serves the next round
+    session = Session(runner, None, PotConfig(pot_size=args.pot_size, distill_to=args.pot_size // 2))
+    runner = session.runner  # what was found out about the model, and recorded, serves the next round
     started = time.perf_counter()
     session.append(ids, question=ids[:32])
     session.logits.tolist()  # waits for the device

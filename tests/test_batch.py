@@ -41,14 +41,14 @@ def test_rows_answer_as_alone(family: str, policy: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"novelty": 0.6, "score_memory": "once"}, {"policy": "sirllm"}, {"layer_budget": (3.0, 1.0)}])
 def test_steps_in_fewer_operations_are_the_same_steps(family: str, options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows turned together, and novelty by logits that were there: against each row turned, and each token scored, by itself."""
-    host, ended = ModelRunner(make_tiny(family)), []
+    runner, ended = ModelRunner(make_tiny(family)), []
     for slow in (False, True):
         with monkeypatch.context() as patch:
             if slow:
                 patch.setattr("infinipot.model.runner.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
                 patch.setattr("infinipot.cache.batch.rotate_rows", lambda layers, x, ahead: [None] * len(layers))
                 patch.setattr("infinipot.engine.distill.predicted", lambda logits, said: None)
-            sessions = [Session(host, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
+            sessions = [Session(runner, None, PotConfig(pot_size=64, distill_to=24, **options)) for _ in LENGTHS]
             for session, length in zip(sessions, LENGTHS, strict=True):
                 session.append(random_ids(length, seed=length), question=CATALYST)
             generations = [s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()) for s in sessions]
@@ -89,11 +89,11 @@ def test_stock_when_all_fits() -> None:
 def test_sessions_answer_together() -> None:
     """Turns of several sessions, of different lengths, some kept, each distilling when its own pot is full."""
     model = make_tiny("llama")
-    host = ModelRunner(model)
+    runner = ModelRunner(model)
     alone, sessions = [], []
     for number, length in enumerate(LENGTHS):
         for group in (alone, sessions):
-            session = Session(host, None, PotConfig(pot_size=64, distill_to=24))
+            session = Session(runner, None, PotConfig(pot_size=64, distill_to=24))
             session.append(random_ids(length, seed=length), question=CATALYST)
             group.append(session)
         options = {"max_tokens": 20 + number, "pick": greedy, "keep": number % 2 == 0, "stop_ids": set()}

@@ -19,7 +19,7 @@ from infinipot.model.runner import ModelRunner
 
 
 @cache
-def host(name: str) -> ModelRunner:
+def runner(name: str) -> ModelRunner:
     return ModelRunner(FAMILIES[name].build())
 
 
@@ -58,7 +58,7 @@ def test_the_naive_twin_equals_the_reference() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rotation_is_found(name: str) -> None:
     """The probe finds what the table states by hand: style, dimensions, layers without rotary embedding."""
-    family, rotations = FAMILIES[name], host(name).rotations
+    family, rotations = FAMILIES[name], runner(name).rotations
     turned = [number for number, window in enumerate(family.windows) if window != 0 and number not in family.bare]
     assert [number for number, rotation in enumerate(rotations) if rotation is not None] == turned
     for number in turned:
@@ -70,10 +70,10 @@ def test_rotation_is_found(name: str) -> None:
 def test_what_fits_is_read_as_stock(name: str) -> None:
     """The pot is exactly full, by then, and every entry is there: in one forward pass and in chunks."""
     family, ids = FAMILIES[name], random_ids(100)
-    stock = host(name).model if family.unlike_stock is None else build(family.kind, **family.unlike_stock)
+    stock = runner(name).model if family.unlike_stock is None else build(family.kind, **family.unlike_stock)
     expected = stock(torch.tensor([ids])).logits[:, -1]
     for chunk in (9, 512):
-        session = Session(host(name), None, PotConfig(pot_size=100, chunk_tokens=chunk, novelty=1.0))
+        session = Session(runner(name), None, PotConfig(pot_size=100, chunk_tokens=chunk, novelty=1.0))
         session.append(ids)
         assert session.stats.entries == 100
         assert_close(f"{name} in chunks of {chunk}", session.logits, expected)
@@ -85,10 +85,10 @@ def test_a_small_pot_equals_plain_loops(name: str, monkeypatch: pytest.MonkeyPat
     family = FAMILIES[name]
     # where rounding is coarse, smoothed scores lie too near to each other to be told apart
     sizes = dict(pot_size=40, distill_to=16, pool=0 if family.rounding >= 1e-4 else 7)
-    model = host(name).model
+    model = runner(name).model
     options = dict(ropes=lambda m: family.ropes(m, 40), windows=family.windows)
     ids, naive = clear_text(monkeypatch, model, Naive, length=96, rounding=family.rounding, **sizes, **options)
-    session = Session(host(name), None, PotConfig(**sizes, chunk_tokens=9))
+    session = Session(runner(name), None, PotConfig(**sizes, chunk_tokens=9))
     with monkeypatch.context() as patch:
         counter = Counter(patch, sinks=int(family.kind == "gpt_oss"))
         session.append(ids, question=CATALYST)
@@ -102,7 +102,7 @@ def test_a_small_pot_equals_plain_loops(name: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_row_of_a_batch_equals_itself_alone(name: str) -> None:
-    model = host(name).model
+    model = runner(name).model
     rows = [random_ids(length, seed=length) for length in (60, 12)]
     width = max(map(len, rows))
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])

@@ -21,8 +21,8 @@ MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
 SMALL = PotConfig(pot_size=64, distill_to=20, novelty=0.0, chunk_tokens=8)
 
 
-def read(ids: list[int], question: list[int] = CATALYST, config: PotConfig = SMALL, host=MODEL) -> Session:
-    session = Session(host, None, config)
+def read(ids: list[int], question: list[int] = CATALYST, config: PotConfig = SMALL, runner=MODEL) -> Session:
+    session = Session(runner, None, config)
     session.append(ids, question=question)
     return session
 
@@ -69,8 +69,8 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
 
 
 def test_two_threads_read_with_one_model() -> None:
-    host = ModelRunner(MODEL)
-    works = [lambda seed=seed: kept(read(random_ids(200, seed=seed), host=host)) for seed in (1, 2)]
+    runner = ModelRunner(MODEL)
+    works = [lambda seed=seed: kept(read(random_ids(200, seed=seed), runner=runner)) for seed in (1, 2)]
     assert in_threads(*works) == [kept(read(random_ids(200, seed=seed))) for seed in (1, 2)]
     assert MODEL.config._attn_implementation != "infinipot"
 
@@ -79,7 +79,7 @@ def test_threads_answer_from_forks() -> None:
     """More ids than one block of novelty, so that a part of the output layer stands in for it, too."""
     model = make_tiny("llama", vocab=6000)
     trunk = model.base_model
-    session = read(random_ids(200), host=ModelRunner(model))
+    session = read(random_ids(200), runner=ModelRunner(model))
     questions = [random_ids(5, seed=seed) for seed in range(4)]
 
     def answers(fork: Session, question: list[int]) -> list[list[int]]:
@@ -96,16 +96,16 @@ def test_threads_answer_from_forks() -> None:
 
 def test_a_model_is_looked_at_while_another_thread_reads(tmp_path: Path) -> None:
     model = make_tiny("llama", vocab=6000)
-    host = ModelRunner(model)
-    session, origin = read(random_ids(100), host=host), pot_file.origin(model, None)
+    runner = ModelRunner(model)
+    session, origin = read(random_ids(100), runner=runner), pot_file.origin(model, None)
 
     def look() -> None:
         for number in range(5):
             session.save(tmp_path / f"{number}.pot")
             assert pot_file.origin(model, None) == origin
-            assert kept(read(random_ids(100), host=ModelRunner(model))) == kept(session)
+            assert kept(read(random_ids(100), runner=ModelRunner(model))) == kept(session)
 
-    in_threads(look, lambda: [read(random_ids(200), host=host) for _ in range(10)])
+    in_threads(look, lambda: [read(random_ids(200), runner=runner) for _ in range(10)])
 
 
 def test_a_dropped_answer_frees_its_session() -> None:
@@ -148,9 +148,9 @@ def test_dropout_is_off_while_reading_and_the_mode_stays() -> None:
 
     sizes = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0)
     model = tf.PhiForCausalLM(tf.PhiConfig(**sizes, resid_pdrop=0.5, embd_pdrop=0.5)).eval()
-    expected = read(random_ids(100), host=model).logits
+    expected = read(random_ids(100), runner=model).logits
     model.train()
-    assert torch.equal(read(random_ids(100), host=model).logits, expected)
+    assert torch.equal(read(random_ids(100), runner=model).logits, expected)
     assert model.training
 
 

@@ -36,10 +36,10 @@ def test_equals_stock_and_the_cpu(family: str, chunk: int) -> None:
 def test_norms_are_found_and_given_back(family: str) -> None:
     model = make_tiny(family).to("cuda", torch.bfloat16)
     norms = [module for module in model.modules() if "RMSNorm" in type(module).__name__]
-    host = ModelRunner(model)
-    assert len(host.norms) == len(norms)
+    runner = ModelRunner(model)
+    assert len(runner.norms) == len(norms)
     ids = torch.tensor([random_ids(90)], device="cuda")
-    session = Session(host, None, PotConfig(pot_size=128))
+    session = Session(runner, None, PotConfig(pot_size=128))
     session.append(ids, question=CATALYST)
     assert not any("forward" in module.__dict__ for module in norms)
     assert_close("stock", session.logits, model(ids).logits[:, -1], tolerance=0.05)

@@ -27,26 +27,26 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_a_chunk_of_one(family: str) -> None:
     """Pots of different lengths, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
-    host = ModelRunner(make_tiny(family))
+    runner = ModelRunner(make_tiny(family))
     pairs = []
     for length in (5, 40, 100):
-        session = Session(host, None, CONFIG)
+        session = Session(runner, None, CONFIG)
         session.append(random_ids(length, seed=length), question=CATALYST)
         pairs.append((session.pot, session.fork().pot))
     steps, plain = zip(*pairs, strict=True)
     assert all(steady(pot) for pot in steps)
-    step = Step(host, steps)
+    step = Step(runner, steps)
     for seed in range(6):
         ids = torch.tensor([[i] for i in random_ids(3, seed=seed)])
         hidden, logits = step(steps, ids)
         for one, other, row, state in zip(steps, plain, ids.split(1), hidden.split(1), strict=True):
-            take(host, [other], row, [False])
+            take(runner, [other], row, [False])
             one.follow(row, state, torch.zeros(1, 1))
             assert_close("hidden", one.hidden, other.hidden)
             assert one.length == other.length
             for mine, yours in zip(one.bounded, other.bounded, strict=True):
                 assert_close("keys", mine.read_keys(0, mine.length), yours.read_keys(0, yours.length))
-        assert_close("logits", logits, torch.cat([host.head(pot.hidden)[:, -1] for pot in plain]))
+        assert_close("logits", logits, torch.cat([runner.head(pot.hidden)[:, -1] for pot in plain]))
     assert step.serves(steps)
     assert not step.serves(plain)
 
@@ -133,9 +133,9 @@ def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[At
 
 def test_recordings_last_as_long_as_the_slots(at_once: list[AtOnce]) -> None:
     """They serve the next pot of the same layout; they go with the last object that holds the slots."""
-    host = ModelRunner(make_tiny("llama"))
-    graphs = graph_cache(host)
-    session = Session(host, None, CONFIG)
+    runner = ModelRunner(make_tiny("llama"))
+    graphs = graph_cache(runner)
+    session = Session(runner, None, CONFIG)
     for seed in range(3):
         session.append(random_ids(200, seed=seed), question=CATALYST)
     layers = session.pot.layers
@@ -148,7 +148,7 @@ def test_recordings_last_as_long_as_the_slots(at_once: list[AtOnce]) -> None:
     del session
     gc.collect()
     assert graphs.spare is not None
-    again = Session(host, None, CONFIG)
+    again = Session(runner, None, CONFIG)
     assert again.pot.layers is layers
     assert graphs.of(again.pot) is recordings
     assert graphs.spare is None
@@ -157,7 +157,7 @@ def test_recordings_last_as_long_as_the_slots(at_once: list[AtOnce]) -> None:
     del fork, layers
     gc.collect()
     assert len(graphs.by_pot) == 1
-    other = Session(host, None, dataclasses.replace(CONFIG, pot_size=80))
+    other = Session(runner, None, dataclasses.replace(CONFIG, pot_size=80))
     assert other.pot.layers is not again.pot.layers
 
 
@@ -193,8 +193,8 @@ def test_recorded_cycles(family: str, options: dict) -> None:
         assert one.stats.distillations == other.stats.distillations
         assert one.stats.tokens_read == other.stats.tokens_read
         assert one.stats.peak_entries == 64
-    assert graph_cache(one.host).first is not None, "something was recorded"
-    assert not graph_cache(one.host).unrecordable
+    assert graph_cache(one.runner).first is not None, "something was recorded"
+    assert not graph_cache(one.runner).unrecordable
     fork = one.fork()
     before = kept(fork), fork.logits
     one.append(random_ids(300, seed=9), question=CATALYST)
@@ -210,7 +210,7 @@ def test_recorded_answers(keep: bool) -> None:
     for seed in range(3):
         said = [list(s.stream_ids(random_ids(6, seed=seed), max_tokens=90, pick=greedy, keep=keep, stop_ids=set())) for s in (one, other)]
         assert said[0] == said[1]
-    assert graph_cache(one.host).of(one.pot).steps or not keep
+    assert graph_cache(one.runner).of(one.pot).steps or not keep
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
 
@@ -228,8 +228,8 @@ def test_a_card_that_is_not_the_current_one(length: int) -> None:
         assert said[0] == said[1]
     assert kept(one) == kept(other)
     assert torch.cuda.current_device() == 0
-    assert graph_cache(one.host).first is not None, "something was recorded"
-    assert not graph_cache(one.host).unrecordable
+    assert graph_cache(one.runner).first is not None, "something was recorded"
+    assert not graph_cache(one.runner).unrecordable
 
 
 @pytest.mark.parametrize("options", [pytest.param(options, marks=gpu) for options in ({}, {"novelty": 0.0, "catalyst": "plain"})])
@@ -237,7 +237,7 @@ def test_a_new_pot_takes_the_place_of_one_that_was_dropped(options: dict) -> Non
     one, other = gpu_pair("llama", torch.float32, **options)
     before: list[int] = []
     for seed in range(4):
-        mine, yours = (Session(session.host, None, session.config) for session in (one, other))
+        mine, yours = (Session(session.runner, None, session.config) for session in (one, other))
         said = []
         for session in (mine, yours):
             session.append(random_ids(400 - 50 * seed, seed=seed), question=CATALYST)
@@ -259,7 +259,7 @@ METHODS = ["full", "h2o", "tova", "snapkv", "truncate"]
 def test_answers_of_every_method_are_recorded(policy: str) -> None:
     """Also of those that remember attention, which an answer that is forgotten again does not need, and without a bound."""
     one, other = gpu_pair("llama", torch.float32, policy=policy)
-    graph_cache(one.host).first = None
+    graph_cache(one.runner).first = None
     said = []
     for session in (one, other):
         session.append(random_ids(1000, seed=1))
@@ -270,4 +270,4 @@ def test_answers_of_every_method_are_recorded(policy: str) -> None:
     assert said[0] == said[1]
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
-    assert graph_cache(one.host).first is not None, "something was recorded"
+    assert graph_cache(one.runner).first is not None, "something was recorded"

@@ -36,11 +36,11 @@ def scored() -> list[Instance]:
 
 @pytest.fixture(scope="module")
 def stock(replica: Replica) -> Any:
-    return HFLM(pretrained=replica.host.model, tokenizer=replica.tokenizer, batch_size=1, max_length=2000)
+    return HFLM(pretrained=replica.runner.model, tokenizer=replica.tokenizer, batch_size=1, max_length=2000)
 
 
 def pot(replica: Replica, **options: Any) -> PotLM:
-    return PotLM(replica.host.model, replica.tokenizer, batch_size=2, **options)
+    return PotLM(replica.runner.model, replica.tokenizer, batch_size=2, **options)
 
 
 def test_scores_equal_stock_where_all_fits(replica: Replica, stock: Any) -> None:

@@ -221,7 +221,7 @@ def test_a_row_is_there_once(data: Path) -> None:
 
 def test_full_context_equals_plain_transformers(replica: Replica, tiny: Model) -> None:
     """The official loop, in the official order, with the model alone."""
-    tokenizer, model = replica.tokenizer, replica.host.model
+    tokenizer, model = replica.tokenizer, replica.runner.model
     for task in ("hotpotqa", "lcc"):
         one = row(task, words=60)
         prompt = tasks()[task].prompt.format(context=one.context, input=one.input)

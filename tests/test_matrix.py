@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import FAMILIES, build
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
-from test_families import Counter, host
+from test_families import Counter, runner
 
 from infinipot import PotConfig, Session, generate
 from infinipot.policies import POLICIES
@@ -21,7 +21,7 @@ TEXT, CHUNK, QUESTION = 80, 7, CATALYST[:3]
 def stock(family: str, length: int) -> torch.Tensor:
     """Logits [1, V] of the stock model after so many ids."""
     row = FAMILIES[family]
-    model = host(family).model if row.unlike_stock is None else build(row.kind, **row.unlike_stock)
+    model = runner(family).model if row.unlike_stock is None else build(row.kind, **row.unlike_stock)
     return model(torch.tensor([random_ids(length)])).logits[:, -1]
 
 
@@ -30,7 +30,7 @@ def expected(policy: str, family: str) -> torch.Tensor:
     unbounded = not (POLICIES[policy].bounded or POLICIES[policy].cuts)
     if FAMILIES[family].frequencies is None or not (unbounded or family.endswith("long")):
         return stock(family, 30)
-    plain = Session(host(family), None, PotConfig(policy="full") if unbounded else PotConfig(pot_size=40, policy="streaming"))
+    plain = Session(runner(family), None, PotConfig(policy="full") if unbounded else PotConfig(pot_size=40, policy="streaming"))
     plain.append(random_ids(30))
     return plain.logits
 
@@ -38,7 +38,7 @@ def expected(policy: str, family: str) -> torch.Tensor:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_fits(policy: str, family: str) -> None:
-    session = Session(host(family), None, config_for(policy, **{**SMALL, "pot_size": 40}, chunk_tokens=CHUNK))
+    session = Session(runner(family), None, config_for(policy, **{**SMALL, "pot_size": 40}, chunk_tokens=CHUNK))
     session.append(random_ids(30), question=QUESTION)
     if POLICIES[policy].cuts:  # nothing but the first half is read before an answer is wanted
         picked: list[torch.Tensor] = []
@@ -51,7 +51,7 @@ def test_fits(policy: str, family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(host(family), None, config_for(policy, **SMALL, chunk_tokens=CHUNK))
+    session = Session(runner(family), None, config_for(policy, **SMALL, chunk_tokens=CHUNK))
     with monkeypatch.context() as patch:
         counter = Counter(patch, sinks=int(FAMILIES[family].kind == "gpt_oss"))
         session.append(random_ids(TEXT), question=QUESTION)
@@ -78,7 +78,7 @@ def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.cuts])
 def test_batch(policy: str, family: str) -> None:
     """Left-padded rows of different lengths, one of which is distilled again and again, answer as each alone."""
-    model, rows = host(family).model, [random_ids(length, seed=length) for length in (45, 9)]
+    model, rows = runner(family).model, [random_ids(length, seed=length) for length in (45, 9)]
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "custom_generate": generate}
     pot = config_for(policy, **{**SMALL, "catalyst": None})
     ids = torch.tensor([rows[0], [0] * 36 + rows[1]])
@@ -90,7 +90,7 @@ def test_batch(policy: str, family: str) -> None:
 
 def test_batch_of_truncated_rows() -> None:
     """Policy truncate answers from the two ends of each row."""
-    model, rows = host("Llama-2").model, [random_ids(length, seed=length) for length in (45, 9)]
+    model, rows = runner("Llama-2").model, [random_ids(length, seed=length) for length in (45, 9)]
     options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, "custom_generate": generate}
     pot = config_for("truncate", **SMALL)
     ids, mask = torch.tensor([rows[0], [0] * 36 + rows[1]]), torch.tensor([[1] * 45, [0] * 36 + [1] * 9])

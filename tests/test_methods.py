@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from naive_methods import Methods
 from reference import rope
-from test_families import host
+from test_families import runner
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
@@ -201,7 +201,7 @@ def test_whole_prefill_as_published(policy: str) -> None:
         expected = [sorted([*head.tolist(), *range(98 - last, 98)]) for head in chosen]
         assert generation.pot.described(layer)[0][0].tolist() == expected
     assert generation.pot.hidden is not None
-    assert_close("the question saw everything", session.host.head(generation.pot.hidden)[0], whole.logits[0, -1:])
+    assert_close("the question saw everything", session.runner.head(generation.pot.hidden)[0], whole.logits[0, -1:])
     generation.end()
     assert session.stats.entries == 90, "the session itself goes on with everything"
     assert len(list(session.stream_ids(question, max_tokens=5, pick=greedy, stop_ids=set()))) == 5
@@ -374,7 +374,7 @@ def test_judged_once_in_every_kind_of_attention(family: str) -> None:
     sessions = []
     for chunk in (5, 512):
         config = PotConfig(pot_size=40, distill_to=20, score_memory="once", pool=3, chunk_tokens=chunk)
-        session = Session(host(family), None, config)
+        session = Session(runner(family), None, config)
         session.append(random_ids(150), question=CATALYST)
         assert session.stats.distillations >= 4
         assert session.stats.peak_entries <= 40
@@ -393,7 +393,7 @@ def test_what_an_entry_is_worth_does_not_depend_on_the_survivors() -> None:
             session = Session(model, None, PotConfig(pot_size=48, distill_to=20, novelty=0.0, score_memory=memory, pool=0))
             session.append(random_ids(43, seed=seed) + fresh, question=CATALYST)
             look, alone = session._reader.distiller.watcher.look(torch.tensor([CATALYST]))
-            found.append(observe(session.host, session.pot, torch.tensor([CATALYST]), look, alone)[0][..., -23:])
+            found.append(observe(session.runner, session.pot, torch.tensor([CATALYST]), look, alone)[0][..., -23:])
         judged[memory] = float((found[0] - found[1]).abs().max() / found[0].abs().max())
     assert judged["once"] < 1e-5
     assert judged[None] > 1e-3

@@ -27,10 +27,10 @@ def test_equals_cross_entropy_of_stock(family: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("block", [1, 10, 96, 97, 1000])
 def test_blocks_do_not_matter(block: int) -> None:
-    host, hidden = ModelRunner(make_tiny("qwen2")), torch.randn(2, 9, 64)
+    runner, hidden = ModelRunner(make_tiny("qwen2")), torch.randn(2, 9, 64)
     targets = torch.randint(0, 97, (2, 9))
-    whole = F.cross_entropy(host.head(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(2, 9)
-    assert_close("novelty", novelty(host.head, hidden, targets, 97, block), whole)
+    whole = F.cross_entropy(runner.head(hidden).flatten(0, 1), targets.flatten(), reduction="none").view(2, 9)
+    assert_close("novelty", novelty(runner.head, hidden, targets, 97, block), whole)
 
 
 def test_scaled_and_capped_logits_are_the_models_own() -> None:
@@ -49,12 +49,12 @@ def test_scaled_and_capped_logits_are_the_models_own() -> None:
     for config in configs:
         torch.manual_seed(0)
         model = tf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-        host = ModelRunner(model)
+        runner = ModelRunner(model)
         with torch.no_grad():
             hidden, logits = model.base_model(ids).last_hidden_state, model(ids).logits
-        assert_close(type(config).__name__, host.head(hidden), logits, 1e-6)
+        assert_close(type(config).__name__, runner.head(hidden), logits, 1e-6)
         expected = F.cross_entropy(logits[0, :-1], ids[0, 1:], reduction="none")
-        assert_close(type(config).__name__, novelty(host.head, hidden[:, :-1], ids[:, 1:], 97, 20)[0], expected)
+        assert_close(type(config).__name__, novelty(runner.head, hidden[:, :-1], ids[:, 1:], 97, 20)[0], expected)
 
 
 def test_never_a_chunk_times_the_vocabulary() -> None:

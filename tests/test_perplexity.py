@@ -34,7 +34,7 @@ def stream(tiny: Model, label: str, path: Path, **more: Any) -> Stream:
 
 def plain_losses(replica: Replica, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
-        logits = replica.host.model(torch.tensor([ids])).logits[0]
+        logits = replica.runner.model(torch.tensor([ids])).logits[0]
     return torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]), reduction="none")
 
 
@@ -65,7 +65,7 @@ def test_no_loss_is_lost_where_whole_cycles_run_at_once(replica: Replica, tiny: 
     expected = {label: stream(tiny, label, book).run(replica) for label in ("streaming", "infinipot")}
     ran: list[bool] = []
 
-    def at_once(host: Any, pot: Any, key: Any, ids: Any, catalyst: Any, run: Any) -> bool:
+    def at_once(runner: Any, pot: Any, key: Any, ids: Any, catalyst: Any, run: Any) -> bool:
         fits = bool(pot.distillations) and not pot.fresh.shape[1]
         if fits:
             run(ids, catalyst)

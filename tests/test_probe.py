@@ -128,13 +128,13 @@ def test_encoder_decoder_is_refused() -> None:
 
 
 def test_dynamic_frequencies_are_pinned_to_the_pot() -> None:
-    """Reading changes nothing in the model's own rotary module, so a short prompt afterwards is read as ever; and nothing that model or host
+    """Reading changes nothing in the model's own rotary module, so a short prompt afterwards is read as ever; and nothing that model or runner
     read before, however long, changes what a pot of a given size does."""
     dynamic = dict(rope_parameters=dict(rope_type="dynamic", factor=4.0, rope_theta=1e4), max_position_embeddings=64)
     model, ids = build("llama", **dynamic), torch.tensor([random_ids(30)])
-    before, host = model(ids).logits, ModelRunner(model)
+    before, runner = model(ids).logits, ModelRunner(model)
     for size in (200, 80):
-        session = Session(host, None, PotConfig(pot_size=size, distill_to=size // 2))
+        session = Session(runner, None, PotConfig(pot_size=size, distill_to=size // 2))
         session.append(random_ids(600), question=CATALYST)
         assert torch.equal(model(ids).logits, before)
     model(torch.tensor([random_ids(250)]))

@@ -16,7 +16,7 @@ from infinipot import PotConfig, Session
 from infinipot.config import RECIPES
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.model.runner import ModelRunner
-from infinipot.server.jobs.echo import RecordingHost
+from infinipot.server.jobs.echo import RecordingRunner
 from infinipot.server.requests import config_of
 from infinipot.server.schema import PotOptions
 from infinipot.server.step import spare_core
@@ -287,10 +287,10 @@ def test_options_of_the_pot(server: Live) -> None:
 
 
 def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
-    host = ModelRunner(tiny()[0])
-    graphs = graph_cache(host)
+    runner = ModelRunner(tiny()[0])
+    graphs = graph_cache(runner)
     graphs.spare = spare = (object(), object())
-    recording = graph_cache(RecordingHost(host))
+    recording = graph_cache(RecordingRunner(runner))
     assert (recording.unrecordable, recording.spare) == (True, None)
     assert (graphs.unrecordable, graphs.spare) == (False, spare)
 

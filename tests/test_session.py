@@ -122,13 +122,13 @@ def test_template_stands_where_transformers_puts_it() -> None:
     tokenizer = make_tokenizer()
     seen: list[int] = []
     one = session(PotConfig(pot_size=400))
-    original = one.host.read
+    original = one.runner.read
 
     def record(ids, pot, observe=None):
         seen.extend(ids[0].tolist())
         return original(ids, pot, observe)
 
-    one.host.read = record  # type: ignore[method-assign]
+    one.runner.read = record  # type: ignore[method-assign]
     one.append("A text.")
     answer = list(one.stream_ids("Why?", max_tokens=5, pick=greedy, keep=True, stop_ids=set()))
     list(one.stream_ids("And?", max_tokens=1, pick=greedy))
@@ -261,7 +261,7 @@ def test_no_chat_template() -> None:
 
 def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the pieces it comes in: what runs for one length of chunk is kept for the next, so memory does not creep."""
-    host, tokenizer = ModelRunner(make_tiny("llama")), make_tokenizer()
+    runner, tokenizer = ModelRunner(make_tiny("llama")), make_tokenizer()
     text = "The keeper wrote down every ship that passed, and what the weather was. " * 60
     lengths, sessions = [], []
     original = ModelRunner.read
@@ -272,7 +272,7 @@ def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ModelRunner, "read", noted)
     for pieces in ([text], [text[i : i + 31] for i in range(0, len(text), 31)]):
-        session = Session(host, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64))
+        session = Session(runner, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64))
         lengths.append([])
         session.append(iter(pieces), question="How many ships?")
         sessions.append(session)

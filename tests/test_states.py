@@ -19,12 +19,12 @@ SMALL = PotConfig(pot_size=40, distill_to=16, chunk_tokens=9)
 
 
 @cache
-def host(name: str) -> ModelRunner:
+def runner(name: str) -> ModelRunner:
     return ModelRunner(FAMILIES[name].build())
 
 
 def reading(name: str, count: int = 90) -> Session:
-    session = Session(host(name), None, SMALL)
+    session = Session(runner(name), None, SMALL)
     session.append(random_ids(count), question=CATALYST)
     return session
 
@@ -69,7 +69,7 @@ def test_a_distillation_leaves_the_state_as_it_was(name: str) -> None:
 def test_a_fork_and_a_file_carry_the_state(name: str, tmp_path: Path) -> None:
     session = reading(name)
     session.save(tmp_path / "a.pot")
-    others = [session.fork(), Session.load(tmp_path / "a.pot", host(name))]
+    others = [session.fork(), Session.load(tmp_path / "a.pot", runner(name))]
     before = states(session)
     assert_same(states(others[1]), before)
     others[0].append(random_ids(60, seed=2), question=CATALYST)
@@ -84,7 +84,7 @@ def test_a_fork_and_a_file_carry_the_state(name: str, tmp_path: Path) -> None:
 
 def test_interrupted_reading_leaves_a_whole_state() -> None:
     session = reading("Qwen3-Next", 20)
-    before, last = states(session), session.host.model.model.layers[-1]
+    before, last = states(session), session.runner.model.model.layers[-1]
 
     def boom(*args) -> None:
         raise MemoryError
@@ -106,5 +106,5 @@ def test_begun_in_inference_mode_goes_on_outside() -> None:
 
 
 def test_a_state_is_never_part_of_a_recording() -> None:
-    assert graph_cache(host("Falcon-H1")).unrecordable
+    assert graph_cache(runner("Falcon-H1")).unrecordable
     assert not graph_cache(ModelRunner(FAMILIES["Llama-3"].build())).unrecordable

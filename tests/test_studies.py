@@ -67,7 +67,7 @@ def test_attention_without_a_bound_is_the_models_own(replica: Replica) -> None:
     prompt = prompt_ids(replica.tokenizer, one, 10_000)
     seen = kept.whole(replica, prompt, False)
     ids = torch.tensor([prompt.text + prompt.question])
-    model = replica.host.model
+    model = replica.runner.model
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

@@ -21,7 +21,7 @@ from infinipot.session import Session
 
 
 def parts(
-    host: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float
+    runner: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float
 ) -> dict[str, Any]:
     """Seconds of each part between two distillations, and its share of the time in which what lies
     between them is read.
@@ -30,7 +30,7 @@ def parts(
     compaction: a distillation that only takes the newest. selection: what another adds to that.
     novelty: NuC of the text. What a policy has not is left out.
     """
-    session = ready(host, config, ids)
+    session = ready(runner, config, ids)
     plan = session._reader.plan
     catalyst = session._reader.last_catalyst
     between = plan.pot_size - plan.distill_to - plan.reserve(catalyst)
@@ -39,9 +39,9 @@ def parts(
     )
     if session._reader.score_novelty and session.pot.hidden is not None:
         states = session.pot.hidden.expand(1, min(plan.chunk_tokens, between), -1).contiguous()
-        targets = torch.tensor([ids[: states.shape[1]]], device=host.device)
+        targets = torch.tensor([ids[: states.shape[1]]], device=runner.device)
         seconds["novelty"] = (
-            cost_s(partial(host.novelty, states, targets)) * between / states.shape[1]
+            cost_s(partial(runner.novelty, states, targets)) * between / states.shape[1]
         )
     shares = {name: value * prefill_tps / between for name, value in seconds.items()}
     return {
@@ -52,9 +52,9 @@ def parts(
     }
 
 
-def ready(host: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
+def ready(runner: ModelRunner, config: PotConfig, ids: list[int]) -> Session:
     """A session that has distilled and read on until one more chunk fills its pot."""
-    session, _ = read(host, config, ids[: config.pot_size + 1])
+    session, _ = read(runner, config, ids[: config.pot_size + 1])
     reader = session._reader
     spare = room(session) - last(session)
     if spare < 0:  # beyond the next distillation
@@ -82,14 +82,14 @@ def filled(session: Session, ids: list[int]) -> Pot:
     """A twin of a session's pot that is full."""
     reader = session._reader
     twin = session.pot.copy()
-    take(session.host, [twin], reader.tensor(ids[: room(session)]), [reader.score_novelty])
+    take(session.runner, [twin], reader.tensor(ids[: room(session)]), [reader.score_novelty])
     return twin
 
 
 def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
     """Seconds to read the catalyst, and to score by it: behind the last chunk where it rides, else
     by itself."""
-    host = session.host
+    runner = session.runner
     distiller = session._reader.distiller
     catalyst = session._reader.last_catalyst
     if catalyst is None or "catalyst" not in distiller.plan.needs:
@@ -98,14 +98,14 @@ def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
     if not distiller.can_append_catalyst(session.pot, catalyst):
         full = filled(session, ids)
         forward, whole = (
-            cost_s(partial(observe, host, full, catalyst, see, unseeing)) for see in (blind, look)
+            cost_s(partial(observe, runner, full, catalyst, see, unseeing)) for see in (blind, look)
         )
         return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
     def read(pot: Pot, suffix: Tensor | None = None, look: Any = None) -> None:
         take(
-            host,
+            runner,
             [pot],
             chunk,
             [False],
@@ -131,14 +131,14 @@ def blind(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
 
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
     """Seconds to select and to compact, what the catalyst saw being known."""
-    host = session.host
+    runner = session.runner
     distiller = session._reader.distiller
     catalyst = session._reader.last_catalyst
     full = filled(session, ids)
     prescored = None
     if catalyst is not None and distiller.can_append_catalyst(session.pot, catalyst):
-        prescored = observe(host, full, catalyst, *distiller.watcher.look(catalyst))
-    newest = Distiller(host, Plan.of(simple(session._reader.config), len(distiller.plan.layers)))
+        prescored = observe(runner, full, catalyst, *distiller.watcher.look(catalyst))
+    newest = Distiller(runner, Plan.of(simple(session._reader.config), len(distiller.plan.layers)))
     whole = cost_s(lambda pot: distiller.distill(pot, catalyst, prescored), lambda: (full.copy(),))
     compaction = cost_s(lambda pot: newest.distill(pot, None), lambda: (full.copy(),))
     if prescored is None and catalyst is not None:

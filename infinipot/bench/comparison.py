@@ -56,12 +56,12 @@ def compare(
 
     Every row reads a prefix of the same random token ids.
     """
-    host = ModelRunner(model)
+    runner = ModelRunner(model)
     random = torch.Generator().manual_seed(0)
-    ids = torch.randint(host.vocabulary, (max(task.lengths),), generator=random).tolist()
+    ids = torch.randint(runner.vocabulary, (max(task.lengths),), generator=random).tolist()
     say("warming up")
-    warm_up(host, config, ids, task)
-    rows = list(measure(host, config, ids, task, say))
+    warm_up(runner, config, ids, task)
+    rows = list(measure(runner, config, ids, task, say))
     return {
         "benchmark": "bench",
         "machine": machine(),
@@ -72,19 +72,19 @@ def compare(
         "task": dataclasses.asdict(task),
         "rows": rows,
         "ratios": ratios(rows),
-        "parts": parts_of_longest(host, config, ids, rows, say),
+        "parts": parts_of_longest(runner, config, ids, rows, say),
     }
 
 
 def parts_of_longest(
-    host: ModelRunner, config: PotConfig, ids: list[int], rows: list[dict[str, Any]], say: Say
+    runner: ModelRunner, config: PotConfig, ids: list[int], rows: list[dict[str, Any]], say: Say
 ) -> dict[str, Any] | None:
     """The parts of reading the longest text; None if it was never distilled."""
     longest = next(row for row in reversed(rows) if row["what"] == "pot")
     if not longest["distillations"]:
         return None
     say("the parts of reading")
-    return parts(host, config, ids, longest["prefill_tps"])
+    return parts(runner, config, ids, longest["prefill_tps"])
 
 
 def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
@@ -98,19 +98,19 @@ def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def warm_up(host: ModelRunner, config: PotConfig, ids: list[int], task: Task) -> None:
+def warm_up(runner: ModelRunner, config: PotConfig, ids: list[int], task: Task) -> None:
     """Run everything once before the measurement.
 
     Compilers, allocators and CUDA graphs do their first work here. The text is distilled several
     times if the longest one is.
     """
-    reading.measured(host, config, ids[: 4 * config.pot_size], task.batch, 8)
+    reading.measured(runner, config, ids[: 4 * config.pot_size], task.batch, 8)
     if task.stock:
-        stock.measured(host.model, ids[:512], task.batch, 8)
+        stock.measured(runner.model, ids[:512], task.batch, 8)
 
 
 def measure(
-    host: ModelRunner, config: PotConfig, ids: list[int], task: Task, say: Say
+    runner: ModelRunner, config: PotConfig, ids: list[int], task: Task, say: Say
 ) -> Iterator[dict[str, Any]]:
     """For each length one row for the pot and one for stock transformers.
 
@@ -123,13 +123,13 @@ def measure(
     for length in sorted(task.lengths):
         text = ids[:length]
         kinds: dict[str, Run] = {
-            "pot": partial(reading.measured, host, config, text, task.batch, task.tokens)
+            "pot": partial(reading.measured, runner, config, text, task.batch, task.tokens)
         }
         if task.stock and not died:
-            kinds["stock"] = partial(stock.measured, host.model, text, task.batch, task.tokens)
+            kinds["stock"] = partial(stock.measured, runner.model, text, task.batch, task.tokens)
         if length == taken_apart(config, task):
-            kinds["no nuc"] = partial(reading.without, host, config, text)
-            kinds["loop"] = partial(reading.plain, host, config, text)
+            kinds["no nuc"] = partial(reading.without, runner, config, text)
+            kinds["loop"] = partial(reading.plain, runner, config, text)
         for kind, runs in run_rounds(length, kinds, task, say).items():
             row = {"length": length, "what": kind, **medians(runs)}
             died = died or (kind == "stock" and row.get("prefill_tps") is None)

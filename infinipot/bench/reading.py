@@ -30,10 +30,12 @@ def pace(times: list[float], rows: int) -> float:
     return rows * (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
 
 
-def read(host: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[Session, dict[str, float]]:
+def read(
+    runner: ModelRunner, config: PotConfig, ids: list[int]
+) -> tuple[Session, dict[str, float]]:
     """A new session that has read ids, with the first ones of them for a question; reading speed,
     seconds to the first token."""
-    session = Session(host, None, config)
+    session = Session(runner, None, config)
     started = clock()
     session.append(ids, question=ids[:CATALYST])
     read_s = clock() - started
@@ -54,13 +56,13 @@ def answer(session: Session, rows: int, tokens: int) -> float:
 
 
 def measured(
-    host: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int
+    runner: ModelRunner, config: PotConfig, ids: list[int], batch: int, tokens: int
 ) -> dict[str, Any]:
     """One row of the table: a text read and answered into the pot, as the command line does; then
     the pace of an answer, and of `batch` together, each from a copy of the pot that its question
     did not shape."""
-    with peak(host.device) as whole:
-        session, row = read(host, config, ids)
+    with peak(runner.device) as whole:
+        session, row = read(runner, config, ids)
         for _ in session.stream_ids(
             [1] * PROMPT, max_tokens=PROMPT, pick=greedy, stop_ids=set(), keep=True
         ):
@@ -68,7 +70,7 @@ def measured(
     row["decode_tps"] = answer(session, 1, tokens)
     several: dict[str, Any] = {"batch_tps": None, "batch_peak_bytes": None}
     if batch > 1:
-        with peak(host.device) as most:
+        with peak(runner.device) as most:
             several["batch_tps"] = answer(session, batch, tokens)
         several["batch_peak_bytes"] = most.bytes
     stats = session.stats
@@ -80,16 +82,16 @@ def measured(
     return {**row, "peak_bytes": whole.bytes, "grew_bytes": whole.grew, **several, **kept}
 
 
-def without(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def without(runner: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same reading with novelty left out."""
     settle()
-    return {"prefill_tps": read(host, config.replace(novelty=0.0), ids)[1]["prefill_tps"]}
+    return {"prefill_tps": read(runner, config.replace(novelty=0.0), ids)[1]["prefill_tps"]}
 
 
-def plain(host: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
+def plain(runner: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, Any]:
     """The speed of the same loop without catalyst and novelty: the pot keeps the newest entries."""
     settle()
-    return {"prefill_tps": read(host, simple(config), ids)[1]["prefill_tps"]}
+    return {"prefill_tps": read(runner, simple(config), ids)[1]["prefill_tps"]}
 
 
 def simple(config: PotConfig) -> PotConfig:

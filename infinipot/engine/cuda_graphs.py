@@ -1,7 +1,7 @@
 """CUDA graphs of reading cycles and decoding steps: a fixed pot has fixed shapes.
 
 A recording contains the code that runs without it, so results are the same. Models that cannot be
-recorded (for example, if the host chooses their experts) run without recordings; so do pots with
+recorded (for example, if the runner chooses their experts) run without recordings; so do pots with
 layers other than slots.
 """
 

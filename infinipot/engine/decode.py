@@ -49,7 +49,7 @@ class Generation:
         reader.check_idle()
         self.options = GenerationOptions(**options)
         self.reader = reader
-        self.host = reader.host
+        self.runner = reader.runner
         self.plan = reader.plan
         self.distiller = reader.distiller
         self.prompt = prompt
@@ -121,7 +121,7 @@ class Generation:
             self.reader._read(self.pot, ids, self.catalyst)
         elif ids:
             for chunk in self.reader.tensor(ids).split(self.plan.chunk_tokens, dim=1):
-                take(self.host, [self.pot], chunk, [self.scored])
+                take(self.runner, [self.pot], chunk, [self.scored])
 
     @property
     def scored(self) -> bool:
@@ -170,7 +170,7 @@ def predict(generations: Sequence[Generation]) -> Tensor:
     pots = [generation.pot for generation in generations]
     if any(pot.logits is None for pot in pots):
         hidden = torch.cat([pot.hidden for pot in pots if pot.hidden is not None])
-        logits = generations[0].host.head(hidden)[:, -1].float()
+        logits = generations[0].runner.head(hidden)[:, -1].float()
         for pot, row in zip(pots, logits.split(1), strict=True):
             pot.note_logits(row)
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
@@ -183,17 +183,19 @@ def advance(generations: Sequence[Generation]) -> None:
         return
     for generation in generations:
         generation.make_room()
-    host = generations[0].host
+    runner = generations[0].runner
     pots = [generation.pot for generation in generations]
-    ids = torch.tensor([[generation.tokens[-1]] for generation in generations], device=host.device)
+    ids = torch.tensor(
+        [[generation.tokens[-1]] for generation in generations], device=runner.device
+    )
     scored = [generation.scored for generation in generations]
     watched = any(generation.grows or not generation.fits for generation in generations)
-    output = graph_cache(host).step(pots, ids, watched=watched)
+    output = graph_cache(runner).step(pots, ids, watched=watched)
     if output is None:
-        take(host, pots, ids, scored)
+        take(runner, pots, ids, scored)
         return
     hidden, logits = output
-    losses = novelty_of(host, pots, ids, hidden, scored)
+    losses = novelty_of(runner, pots, ids, hidden, scored)
     rows = (x.split(1) for x in (ids, hidden, losses, logits))
     for pot, *row in zip(pots, *rows, strict=True):
         pot.follow(*row)

@@ -19,7 +19,7 @@ from infinipot.scoring.novelty import predicted
 
 
 def take(
-    host: ModelRunner,
+    runner: ModelRunner,
     pots: Sequence[Pot],
     ids: Tensor,
     score_novelty: Sequence[bool],
@@ -36,11 +36,11 @@ def take(
     before = [pot.mark() for pot in pots]
     try:
         if suffix is None:
-            hidden = host.read(ids, pots, watch)
+            hidden = runner.read(ids, pots, watch)
         else:
-            hidden = host.read(torch.cat((ids, suffix), dim=1), pots, watch)[:, : ids.shape[1]]
+            hidden = runner.read(torch.cat((ids, suffix), dim=1), pots, watch)[:, : ids.shape[1]]
             pots[0].advance(-suffix.shape[1])
-        losses = novelty_of(host, pots, ids, hidden, score_novelty)
+        losses = novelty_of(runner, pots, ids, hidden, score_novelty)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
             # interrupted, or out of memory: all layers must have the same entries
@@ -53,18 +53,18 @@ def take(
 
 
 def novelty_of(
-    host: ModelRunner, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, score: Sequence[bool]
+    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, score: Sequence[bool]
 ) -> Tensor:
     """NuC [B, T] of ids that the pots have just read, from hidden states [B, T, hidden], in one pass
     of the head. Rows without `score` are zero."""
     losses = torch.zeros(ids.shape, device=hidden.device)
     rows = [row for row, scored in enumerate(score) if scored]
-    if rows:  # slices, because a CUDA graph cannot record an index from the host
+    if rows:  # slices, because a CUDA graph cannot record an index from the runner
         targets = torch.cat([ids[row : row + 1] for row in rows])
         nats = predicted([pots[row].logits for row in rows], targets)
         if nats is None:
             states = [_predicting(pots[row], hidden[row : row + 1]) for row in rows]
-            nats = host.novelty(torch.cat(states), targets)
+            nats = runner.novelty(torch.cat(states), targets)
         for row, loss in zip(rows, nats, strict=True):
             losses[row] = loss
             if pots[row].hidden is None:  # the first token of a text
@@ -84,10 +84,10 @@ def _predicting(pot: Pot, hidden: Tensor) -> Tensor:
 class Distiller:
     """Reads into pots of one model, and distils them by one plan."""
 
-    def __init__(self, host: ModelRunner, plan: Plan) -> None:
-        self.host = host
+    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+        self.runner = runner
         self.plan = plan
-        self.watcher = Watcher(host, plan)
+        self.watcher = Watcher(runner, plan)
 
     @torch.no_grad()
     def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
@@ -192,11 +192,11 @@ class Distiller:
         Returns the attention from the catalyst by layer, if it was read."""
         fills = more and catalyst is not None and ids.shape[1] == pot.room - catalyst.shape[1]
         if catalyst is None or not fills or not self.can_append_catalyst(pot, catalyst):
-            take(self.host, [pot], ids, [score_novelty])
+            take(self.runner, [pot], ids, [score_novelty])
             return None
         prescored: ByLayer = {}
         watch = watching(prescored, *self.watcher.look(catalyst))
-        take(self.host, [pot], ids, [score_novelty], catalyst[:1], watch)
+        take(self.runner, [pot], ids, [score_novelty], catalyst[:1], watch)
         return prescored
 
     def recorded(self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
@@ -215,4 +215,4 @@ class Distiller:
         if pot.by_chunk or (length and not self.can_append_catalyst(pot, catalyst)):
             return False
         key = (self.plan, ids.shape[1], length, score_novelty)
-        return graph_cache(self.host).cycle(pot, key, ids, catalyst, run)
+        return graph_cache(self.runner).cycle(pot, key, ids, catalyst, run)

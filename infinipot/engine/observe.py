@@ -32,13 +32,13 @@ def watching(results: ByLayer, look: Look, alone: int = 0) -> Observer:
     return Observer(watch, alone)
 
 
-def observe(host: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> ByLayer:
+def observe(runner: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> ByLayer:
     """Read ids [B, T] and remove them again. Returns the results of `look`. alone: as in
     `Observer`."""
     results: ByLayer = {}
     before = pot.mark()
     try:
-        host.read(ids, [pot], watching(results, look, alone))
+        runner.read(ids, [pot], watching(results, look, alone))
     finally:
         pot.rollback(before)
     return results
@@ -61,8 +61,8 @@ def catalyst_look(rows: int, gqa: str = "mean", once: bool = False) -> tuple[Loo
 class Watcher:
     """Observes full pots of one model for one plan."""
 
-    def __init__(self, host: ModelRunner, plan: Plan) -> None:
-        self.host = host
+    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+        self.runner = runner
         self.plan = plan
 
     def look(self, catalyst: Tensor) -> tuple[Look, int]:
@@ -88,10 +88,10 @@ class Watcher:
         """Attention that entries receive from a catalyst [1, |P|]. With a contrast [2, |P|] it is
         divided by the attention from the second row."""
         look = self.look(catalyst)
-        first = prescored or observe(self.host, pot, catalyst[:1], *look)
+        first = prescored or observe(self.runner, pot, catalyst[:1], *look)
         if len(catalyst) == 1:
             return first
-        second = observe(self.host, pot, catalyst[1:], *look)
+        second = observe(self.runner, pot, catalyst[1:], *look)
         return {number: scores / (second[number] + FLOOR) for number, scores in first.items()}
 
     def replay(self, pot: Pot, catalyst: Tensor) -> ByLayer:
@@ -105,7 +105,7 @@ class Watcher:
 
         most: ByLayer = {}
         for piece in pot.fresh.split(self.plan.replay_tokens, dim=1):
-            results = observe(self.host, pot, torch.cat((catalyst, piece), dim=1), look)
+            results = observe(self.runner, pot, torch.cat((catalyst, piece), dim=1), look)
             for number, scores in results.items():
                 most[number] = torch.maximum(most.get(number, scores), scores)
         return most
@@ -125,7 +125,7 @@ class Watcher:
         )
         query = layer.rotate_queries(layer.attention_stats.queries[:, :, -count:])
         attention = causal_softmax(
-            query, layer.read_keys(0, layer.length), self.host.scorings[number]
+            query, layer.read_keys(0, layer.length), self.runner.scorings[number]
         ).sum(dim=-2)
         return reduce_groups(attention, layer.index.shape[1], self.plan.gqa), count
 

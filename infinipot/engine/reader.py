@@ -56,20 +56,20 @@ class Reader:
     keeps_answers = True
     """Whether the tokens of an answer to keep stay in the pot as they are generated."""
 
-    def __init__(self, host: ModelRunner, config: PotConfig) -> None:
-        if host.sharded and config.policy.shared_heads:
+    def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
+        if runner.sharded and config.policy.shared_heads:
             raise ValueError(
                 "shared_heads looks at all heads of a layer, but this process has only some of them "
                 "(tensor parallel): leave it out, or use a model in one process"
             )
-        chunk = config.chunk_tokens or (512 if host.device.type == "cpu" else 2048)
-        self.host = host
+        chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
+        self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
         self.policy = config.policy
-        self._adopt(Plan.of(self.config, host.windows.count(None)))
+        self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.score_novelty = "novelty" in self.plan.needs
-        self.pot = graph_cache(host).new_pot(self._layout())
+        self.pot = graph_cache(runner).new_pot(self._layout())
         self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
@@ -77,7 +77,7 @@ class Reader:
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
-        self.distiller = Distiller(self.host, plan)
+        self.distiller = Distiller(self.runner, plan)
 
     def settle(self, catalyst: str | None) -> None:
         """Use the plan for this kind of catalyst, unless the pot was distilled before: the first
@@ -124,7 +124,7 @@ class Reader:
         return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)
 
     def tensor(self, ids: list[int]) -> Tensor:
-        return torch.tensor([ids], dtype=torch.long, device=self.host.device)
+        return torch.tensor([ids], dtype=torch.long, device=self.runner.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         """Raise NoRoom if no token could be read after a distillation."""
@@ -158,7 +158,7 @@ class Reader:
     def pin(self, ids: list[int]) -> None:
         """Read the first ids of all. Distillations always keep them."""
         if ids:
-            take(self.host, [self.pot], self.tensor(ids), [self.score_novelty])
+            take(self.runner, [self.pot], self.tensor(ids), [self.score_novelty])
             self.pot.pin(len(ids))
 
     def cycles(

@@ -23,8 +23,8 @@ class CuttingReader(Reader):
 
     keeps_answers = False
 
-    def __init__(self, host: ModelRunner, config: PotConfig) -> None:
-        super().__init__(host, config)
+    def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
+        super().__init__(runner, config)
         self.tail: deque[int] = deque(maxlen=config.pot_size)
         self.skipped = 0
 
@@ -87,8 +87,8 @@ class CuttingReader(Reader):
         return twin
 
 
-def reader_for(host: ModelRunner, config: PotConfig) -> Reader:
+def reader_for(runner: ModelRunner, config: PotConfig) -> Reader:
     """A reader for an empty pot."""
     if config.policy.cuts:
-        return CuttingReader(host, config)
-    return Reader(host, config)
+        return CuttingReader(runner, config)
+    return Reader(runner, config)

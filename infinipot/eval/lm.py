@@ -66,7 +66,7 @@ class PotLM(HFLM):
         if isinstance(pretrained, str):
             pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
         super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **options)
-        self.host = ModelRunner(self.model)
+        self.runner = ModelRunner(self.model)
         contrast = self.pot_config.policy.contrast
         self.contrast_ids: list[int] = []
         if contrast:
@@ -87,7 +87,7 @@ class PotLM(HFLM):
             stop,
             custom_generate=generate,
             pot=self.pot_config,
-            runner=self.host,
+            runner=self.runner,
             contrast_ids=self.contrast_ids,
             **generation_kwargs,
         )
@@ -98,7 +98,7 @@ class PotLM(HFLM):
         tokenizer = None
         if config.policy.contrast:
             tokenizer = self.tokenizer
-        session = Session(self.host, tokenizer, config, template=False)
+        session = Session(self.runner, tokenizer, config, template=False)
         end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(context))
         question = None
         if "catalyst" in config.policy.needs():
@@ -154,7 +154,7 @@ class PotLM(HFLM):
             plain = {"catalyst": "plain", "contrast": None}
             options = config.policy.options()
             config = config.replace(**{name: plain[name] for name in plain if name in options})
-        session = Session(self.host, None, config, template=False)
+        session = Session(self.runner, None, config, template=False)
         session.score_all()
         total = 0.0
         count = 0

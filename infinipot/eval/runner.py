@@ -67,14 +67,14 @@ class Replica:
             loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
         except OSError as problem:
             raise ValueError(str(problem)) from problem
-        self.host = ModelRunner(loaded)
+        self.runner = ModelRunner(loaded)
         self.cache: dict[str, Any] = {}
 
     @classmethod
     def of(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Replica:
         """A replica of a model that is already loaded."""
         replica = cls.__new__(cls)
-        replica.host = ModelRunner(model)
+        replica.runner = ModelRunner(model)
         replica.tokenizer = tokenizer
         replica.cache = {}
         return replica

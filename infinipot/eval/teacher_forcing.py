@@ -17,7 +17,7 @@ from infinipot.text.tokens import fragment
 def open_session(
     replica: Replica, config: PotConfig, *, system: str | None = None, template: bool = True
 ) -> Session:
-    return Session(replica.host, replica.tokenizer, config, system=system, template=template)
+    return Session(replica.runner, replica.tokenizer, config, system=system, template=template)
 
 
 def head_tokens(replica: Replica, system: str | None = None) -> int:

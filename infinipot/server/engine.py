@@ -45,21 +45,21 @@ class Engine:
 
     def __init__(
         self,
-        host: ModelRunner,
+        runner: ModelRunner,
         tokenizer: PreTrainedTokenizerBase,
         settings: Settings,
         metrics: Metrics,
     ) -> None:
-        self.host = host
+        self.runner = runner
         self.tokenizer = tokenizer
         self.metrics = metrics
-        self.prompts = Prompts(tokenizer, host.vocabulary)
+        self.prompts = Prompts(tokenizer, runner.vocabulary)
         self.outbox = Outbox(lambda: self.call(lambda: None))
         self.disk = Disk(self.call, lambda: self.stopped)
         self.store = PotStore(settings.pot_dir, settings.pot_files, settings.shared)
-        loader = PotLoader(host, tokenizer, settings.config, origin(host.model, tokenizer))
+        loader = PotLoader(runner, tokenizer, settings.config, origin(runner.model, tokenizer))
         self.files = PotFiles(self.store, self.disk, loader, metrics)
-        on_cpu = host.device.type == "cpu"
+        on_cpu = runner.device.type == "cpu"
         self.timer = SliceTimer(CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
         self.scheduler = Scheduler(settings, self.files, self.timer, self._new_session)
         self.failure: Exception | None = None
@@ -136,8 +136,10 @@ class Engine:
     # ---------------------------------------------------------------- the thread
 
     def _new_session(self, job: Job) -> Session:
-        host = job.host or self.host
-        return Session(host, self.tokenizer, job.config, system=job.system, template=job.templated)
+        runner = job.runner or self.runner
+        return Session(
+            runner, self.tokenizer, job.config, system=job.system, template=job.templated
+        )
 
     def _loop(self) -> None:
         try:
@@ -211,7 +213,7 @@ class Engine:
     def _answer(self, piece: Slice) -> None:
         """Make one token for each answer."""
         generations = [job.generation for job in piece.answers if job.generation is not None]
-        with spare_core(self.host.device):
+        with spare_core(self.runner.device):
             results = step(generations)
         for job, result in zip(piece.answers, results, strict=True):
             self._take(job, result)

@@ -197,7 +197,7 @@ def completion_job(service: Service, body: CompletionRequest, question: Question
         silent = body.max_tokens == 0
         question = replace(question, keep=False)
         job: AnswerJob = EchoJob(
-            question, engine.prompts, stream.send, host=engine.host, silent=silent
+            question, engine.prompts, stream.send, runner=engine.runner, silent=silent
         )
     else:
         job = AnswerJob(question, engine.prompts, stream.send)

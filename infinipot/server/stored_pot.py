@@ -111,7 +111,7 @@ def unknown_pot(name: str) -> APIError:
 class PotLoader:
     """Loads pots for one model. origin: computed before, since loading must not touch the model."""
 
-    host: ModelRunner
+    runner: ModelRunner
     tokenizer: PreTrainedTokenizerBase
     base: PotConfig
     """The server's own config."""
@@ -122,7 +122,7 @@ class PotLoader:
         stamp = stamp_of(path)  # taken first: a file that changes meanwhile is read again
         session = Session.load(
             path,
-            self.host,
+            self.runner,
             self.tokenizer,
             chunk_tokens=self.base.chunk_tokens,
             origin=self.origin,

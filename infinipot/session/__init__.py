@@ -67,11 +67,11 @@ class Session:
         system: str | None = None,
         template: bool | None = None,
     ) -> None:
-        self.host = _runner_of(model)
+        self.runner = _runner_of(model)
         self.tokenizer = tokenizer
         self.system = system
         self.template = template
-        self._reader = reader_for(self.host, config or PotConfig())
+        self._reader = reader_for(self.runner, config or PotConfig())
         self._dialogue: Dialogue | None = None
 
     @property
@@ -99,7 +99,7 @@ class Session:
         """Next-token logits [1, V] float32 after what the pot has read."""
         if self.pot.hidden is None:
             raise ValueError("nothing has been read: append a text first")
-        return self.host.head(self.pot.hidden)[:, -1].float()
+        return self.runner.head(self.pot.hidden)[:, -1].float()
 
     def score_all(self) -> None:
         """From now on compute the novelty of every token, even if the policy does not need it.
@@ -118,7 +118,7 @@ class Session:
         leave no room. After an interruption the chunks already read stay in the pot.
         """
         self._reader.check_idle()
-        lists, raw = parts(text, self.tokenizer, self.host.vocabulary, lambda: dialogue.place())
+        lists, raw = parts(text, self.tokenizer, self.runner.vocabulary, lambda: dialogue.place())
         dialogue = self._dialogue or self._new_dialogue(raw)
         catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
         self._begin(dialogue)
@@ -171,7 +171,7 @@ class Session:
         """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware: as in
         `turn`."""
         options = Sampling(**sampling)
-        if self.host.sharded and options.temperature and options.seed is None:
+        if self.runner.sharded and options.temperature and options.seed is None:
             raise ValueError(
                 "give a seed: every process of a model that is shared out must pick the same tokens"
             )
@@ -214,7 +214,7 @@ class Session:
         self._reader.check_idle()
         question = _listed(question)
         if isinstance(question, list):
-            question = checked(question, self.host.vocabulary)
+            question = checked(question, self.runner.vocabulary)
         dialogue = self._dialogue or self._new_dialogue(raw=isinstance(question, list))
         prompt = dialogue.question(question)
         if not prompt and self.pot.hidden is None:
@@ -229,7 +229,7 @@ class Session:
             catalyst = answer_catalyst(self._reader, dialogue, question, aware=aware, keep=keep)
         self._begin(dialogue)
         if stop_ids is None:
-            stop_ids = end_tokens(self.host.model, self.tokenizer) | dialogue.ends()
+            stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()
         return prompt, {
             "max_tokens": max_tokens,
             "pick": pick,
@@ -254,7 +254,7 @@ class Session:
             raise pot_file.PotFileError(
                 "nothing has been read, so there is no pot to save: append a text first"
             )
-        origin = origin or pot_file.origin(self.host.model, self.tokenizer)
+        origin = origin or pot_file.origin(self.runner.model, self.tokenizer)
         tensors, header = session_state(self._reader, self._dialogue, self.system, origin)
         pot_file.write(path, tensors, header)
 
@@ -275,15 +275,15 @@ class Session:
         policy from another package, that policy or its class, because a file never imports code.
         Raises PotFileError for files that are damaged, foreign or newer.
         """
-        host = _runner_of(model)
+        runner = _runner_of(model)
         tensors, header = pot_file.read(path)
         try:
-            pot_file.check_origin(path, header, origin or pot_file.origin(host.model, tokenizer))
+            pot_file.check_origin(path, header, origin or pot_file.origin(runner.model, tokenizer))
             config = pot_file.config_of(path, header, policy)
             config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
             system = header["system"]
             templated = header["templated"]
-            session = cls(host, tokenizer, config, system=system, template=templated)
+            session = cls(runner, tokenizer, config, system=system, template=templated)
             session._dialogue = Dialogue(tokenizer, system, templated)
             restore_session(session._reader, session._dialogue, tensors, header)
         except pot_file.PotFileError:

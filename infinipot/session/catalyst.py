@@ -70,7 +70,7 @@ def catalyst_ids(
     if kind == "question" and question is not None:
         prompt = question
     if not isinstance(prompt, str):
-        prompt = checked(prompt, reader.host.vocabulary)
+        prompt = checked(prompt, reader.runner.vocabulary)
     prefix = reader.policy.answer_prefix
     if prefix is None:
         prefix = ANSWER_PREFIXES.get(kind, "")

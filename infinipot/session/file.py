@@ -51,7 +51,7 @@ def restore_session(
     dialogue.answered = header["answered"]
     reader.restore_plan(header.get("catalyst"), header.get("plan"))
     reader.restore_waiting(tensors["tail"].tolist(), header["skipped"])
-    tensors = reader.host.placed({name: x for name, x in tensors.items() if name != "tail"})
+    tensors = reader.runner.placed({name: x for name, x in tensors.items() if name != "tail"})
     catalyst = tensors.pop("catalyst", None)
     reader.pot.restore(tensors, header["pot"])
     reader.last_catalyst = catalyst

@@ -55,7 +55,7 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
-    scores = observe(session.host, session.pot, token, *catalyst_look(1))
+    scores = observe(session.runner, session.pot, token, *catalyst_look(1))
     attention = torch.stack([scores[layer][0, :, :count].cpu() for layer in sorted(scores)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]

@@ -77,7 +77,7 @@ class TaskUnit:
             field.name: getattr(self.method.config, field.name)
             for field in dataclasses.fields(self.method.config)
         }
-        model = PotLM(replica.host.model, replica.tokenizer, batch_size=self.batch, **options)
+        model = PotLM(replica.runner.model, replica.tokenizer, batch_size=self.batch, **options)
         metadata: dict[str, Any] = {"tokenizer": tokenizer_folder(replica)}
         if self.lengths:
             metadata["max_seq_lengths"] = list(self.lengths)

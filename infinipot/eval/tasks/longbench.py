@@ -85,7 +85,7 @@ class RowUnit:
         """
         if not self.method.windowed or self.max_length is not None:
             return self.max_length
-        config = replica.host.model.config.get_text_config()
+        config = replica.runner.model.config.get_text_config()
         window: int | None = getattr(config, "max_position_embeddings", None)
         if window is None:
             return None
@@ -114,7 +114,7 @@ class RowUnit:
         if self.row.task != "samsum":
             return {"pick": lambda logits: int(logits.argmax())}
         newline = replica.tokenizer.encode("\n", add_special_tokens=False)[-1]
-        ends = end_tokens(replica.host.model, replica.tokenizer) | {newline}
+        ends = end_tokens(replica.runner.model, replica.tokenizer) | {newline}
         return {"stop_ids": ends, "pick": NotFirst(ends)}
 
     def run(self, replica: Replica) -> list[Record]:

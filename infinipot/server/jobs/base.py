@@ -21,7 +21,7 @@ UNBOUNDED = 1 << 62
 class Job:
     """Reads ids into a session of its own, slice by slice."""
 
-    host: ModelRunner | None = None
+    runner: ModelRunner | None = None
     """The model that reads for this job; None: the engine's."""
     answering = False
     """Whether it waits for its next token."""

@@ -19,15 +19,15 @@ ROWS = 64
 """Logits computed at a time."""
 
 
-class RecordingHost(ModelRunner):
-    """A host that keeps the ids and hidden states of every pass. It shares the model of another
-    host.
+class RecordingRunner(ModelRunner):
+    """A runner that keeps the ids and hidden states of every pass. It shares the model of another
+    runner.
 
     CUDA graphs would skip the recording, so it uses none.
     """
 
-    def __init__(self, host: ModelRunner) -> None:
-        self.__dict__.update(host.__dict__)
+    def __init__(self, runner: ModelRunner) -> None:
+        self.__dict__.update(runner.__dict__)
         graph_cache(self).record_nothing()
         self.passes: list[tuple[int, Tensor, Tensor]] = []
         """Tokens that the pot had read before the pass, ids, hidden states."""
@@ -42,13 +42,13 @@ class RecordingHost(ModelRunner):
 class EchoJob(AnswerJob):
     """An AnswerJob that sends the prompt first, as one piece. silent: no answer follows."""
 
-    host: RecordingHost
+    runner: RecordingRunner
 
     def __init__(
-        self, question: Question, prompts: Prompts, send: Send, *, host: ModelRunner, silent: bool
+        self, question: Question, prompts: Prompts, send: Send, *, runner: ModelRunner, silent: bool
     ) -> None:
         super().__init__(question, prompts, send)
-        self.host = RecordingHost(host)
+        self.runner = RecordingRunner(runner)
         self.silent = silent
         self._last_hidden: Tensor | None = None
         self._prompt_likely: list[Likely] = []
@@ -70,8 +70,8 @@ class EchoJob(AnswerJob):
 
     def _score_passes(self) -> None:
         """Turn the recorded hidden states into probabilities of the prompt's tokens."""
-        passes = self.host.passes
-        self.host.passes = []
+        passes = self.runner.passes
+        self.runner.passes = []
         ends = [before for before, _, _ in passes[1:]] + [self.own_session.pot.tokens_read]
         for (start, ids, hidden), end in zip(passes, ends, strict=True):
             if start != end:  # else the pass read a catalyst only
@@ -87,13 +87,13 @@ class EchoJob(AnswerJob):
         if self.request.top is None:
             return
         for start in range(0, len(tokens), ROWS):
-            logits = self.host.head(rows[:, start : start + ROWS])[0]
+            logits = self.runner.head(rows[:, start : start + ROWS])[0]
             block = tokens[start : start + ROWS]
             for logprobs, token in zip(logits.float().log_softmax(dim=-1), block, strict=True):
                 self._prompt_likely.append(likely(logprobs, token, self.request.top))
 
     def take(self, token: int | None) -> None:
-        self.host.passes = []  # the answer's own tokens, and other answers' in the same pass
+        self.runner.passes = []  # the answer's own tokens, and other answers' in the same pass
         super().take(token)
 
     def _send_prompt(self) -> None:
