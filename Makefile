@@ -17,13 +17,13 @@ test: $(VENV)/ready
 # weights in eight bits: torchao prints warnings of its own into every program, so it is not there for the others
 quantised: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps torchao
-	$(BIN)/python -m pytest -q tests/test_quantised_weights.py; status=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao; exit $$status
+	$(BIN)/python -m pytest -q tests/model/test_quantised_weights.py; status=$$?; $(BIN)/python -m pip uninstall --quiet --yes torchao; exit $$status
 
 # the server as replicas on a cluster: Ray is some 400 MB, so it has an environment of its own
 ray:
 	$(MAKE) VENV=$(VENV)-ray $(VENV)-ray/ready
 	$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[ray]'
-	$(VENV)-ray/bin/python -m pytest -q tests/test_server_ray.py
+	$(VENV)-ray/bin/python -m pytest -q tests/server/test_server_ray.py
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

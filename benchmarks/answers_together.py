@@ -21,8 +21,15 @@ from infinipot.server.step import step
 
 
 def speed(runner: ModelRunner, tokenizer: object, count: int, novelty: float, tokens: int) -> float:
-    sessions = [Session(runner, tokenizer, PotConfig(pot_size=512, novelty=novelty)) for _ in range(count)]
-    options = {"max_tokens": tokens, "pick": lambda logits: int(logits.argmax()), "keep": True, "stop_ids": set()}
+    sessions = [
+        Session(runner, tokenizer, PotConfig(pot_size=512, novelty=novelty)) for _ in range(count)
+    ]
+    options = {
+        "max_tokens": tokens,
+        "pick": lambda logits: int(logits.argmax()),
+        "keep": True,
+        "stop_ids": set(),
+    }
     turns = [session.turn("Tell me a story.", **options) for session in sessions]
     for turn in turns:
         turn.begin()
@@ -36,7 +43,9 @@ def speed(runner: ModelRunner, tokenizer: object, count: int, novelty: float, to
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="tiny")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
@@ -48,8 +57,16 @@ def main() -> None:
     runner = ModelRunner(model)
     speed(runner, tokenizer, 2, 0.25, 4)  # warm up
     cases = [(count, novelty) for count in (1, 8) for novelty in (0.25, 0.0)]
-    rounds = [{case: speed(runner, tokenizer, *case, args.tokens) for case in cases} for _ in range(args.rounds)]
-    tps = {f"{count}, novelty {novelty:g}": round(statistics.median(one[count, novelty] for one in rounds), 1) for count, novelty in cases}
+    rounds = [
+        {case: speed(runner, tokenizer, *case, args.tokens) for case in cases}
+        for _ in range(args.rounds)
+    ]
+    tps = {
+        f"{count}, novelty {novelty:g}": round(
+            statistics.median(one[count, novelty] for one in rounds), 1
+        )
+        for count, novelty in cases
+    }
     keep("answers_together", {"model": args.model, "tokens": args.tokens, "tps": tps})
 
 

@@ -38,17 +38,42 @@ def forget_peak(pid: int) -> int:
 
 def read_all(model: str, tokens: int) -> dict[str, Any]:
     """Feed about so many tokens, made as they are needed, to a new process. Returns tokens read, peak bytes, seconds."""
-    command = [sys.executable, "-m", "infinipot.cli", "generate", model, "-f", "-", "--pot-size", "1024", "--distill-to", "512"]
-    command += ["-p", "How many ships did the keeper of light number 7 count?", "--max-tokens", "16", "--json", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "infinipot.cli",
+        "generate",
+        model,
+        "-f",
+        "-",
+        "--pot-size",
+        "1024",
+        "--distill-to",
+        "512",
+    ]
+    command += [
+        "-p",
+        "How many ships did the keeper of light number 7 count?",
+        "--max-tokens",
+        "16",
+        "--json",
+        "--quiet",
+    ]
     started = time.perf_counter()
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pipesize=4096)
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pipesize=4096
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     loading = 0
     for number in range(round(tokens / TOKENS_A_SENTENCE)):
         if number == BEGUN:
             loading = forget_peak(child.pid)
-        child.stdin.write(SENTENCE.format(1700 + number % 300, number % 97, number * 7919 % 1009, number * 31 % 53))
+        child.stdin.write(
+            SENTENCE.format(
+                1700 + number % 300, number % 97, number * 7919 % 1009, number * 31 % 53
+            )
+        )
     child.stdin.close()
     answer = json.loads(child.stdout.read())
     _, status, usage = os.wait4(child.pid, 0)
@@ -66,7 +91,9 @@ def read_all(model: str, tokens: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, nargs=2, default=(16_384, 131_072))
     parser.add_argument("--model", default="smollm2")
     args = parser.parse_args()
@@ -76,7 +103,13 @@ if __name__ == "__main__":
         short, long = (row[name] for row in rows)
         if short and long:
             growths[name] = round(long / short - 1, 5)
-            print(f"{name}: {short / 2**20:,.0f} -> {long / 2**20:,.0f} MiB, {100 * growths[name]:+.2f} % (allowed: 3 %)", file=sys.stderr)
-    print("; ".join(f"{row['tokens']:,} tokens at {row['read_tps']:,.0f} tok/s" for row in rows), file=sys.stderr)
+            print(
+                f"{name}: {short / 2**20:,.0f} -> {long / 2**20:,.0f} MiB, {100 * growths[name]:+.2f} % (allowed: 3 %)",
+                file=sys.stderr,
+            )
+    print(
+        "; ".join(f"{row['tokens']:,} tokens at {row['read_tps']:,.0f} tok/s" for row in rows),
+        file=sys.stderr,
+    )
     keep("flat_memory", {"model": args.model, "rows": rows, "growth": growths})
     sys.exit(max(growths.values()) >= 0.03)

@@ -23,7 +23,14 @@ from typing import Any
 
 from machine import keep
 
-COLUMNS = {"prefill_tps": 1.0, "first_token_s": 1.0, "decode_tps": 1.0, "peak_bytes": 1e6, "grew_bytes": 1e6, "kv_bytes": 1e6}
+COLUMNS = {
+    "prefill_tps": 1.0,
+    "first_token_s": 1.0,
+    "decode_tps": 1.0,
+    "peak_bytes": 1e6,
+    "grew_bytes": 1e6,
+    "kv_bytes": 1e6,
+}
 HEADINGS = ("prefill tok/s", "first token s", "decode tok/s", "peak MB", "grew MB", "KV MB")
 STARTS = 4
 """Tokens of an answer that come before the pace is taken, as in `infinipot bench`."""
@@ -31,10 +38,30 @@ STARTS = 4
 
 def pot_rows(args: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     """What `infinipot bench` says of the pot and of stock, with the other interpreter."""
-    command = [args.python, "-m", "infinipot.cli", "bench", args.model, "--lengths", ",".join(map(str, args.lengths)), "--compare", "stock"]
-    for name in ("pot_size", "distill_to", "chunk_tokens", "rounds", "decode_tokens", "device", "dtype"):
+    command = [
+        args.python,
+        "-m",
+        "infinipot.cli",
+        "bench",
+        args.model,
+        "--lengths",
+        ",".join(map(str, args.lengths)),
+        "--compare",
+        "stock",
+    ]
+    for name in (
+        "pot_size",
+        "distill_to",
+        "chunk_tokens",
+        "rounds",
+        "decode_tokens",
+        "device",
+        "dtype",
+    ):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    subprocess.run([*command, "--batch", "1", "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, "--batch", "1", "--out", str(out)], check=True, stdout=subprocess.DEVNULL
+    )
     rows: list[dict[str, Any]] = json.loads(out.read_text())["rows"]
     return [row for row in rows if row["what"] in ("pot", "stock")]
 
@@ -67,15 +94,27 @@ def press_row(model: Any, name: str, ids: Any, budget: int, tokens: int) -> dict
             cache = DynamicCache()
             started = clock()
             with press(model):
-                said = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1:].argmax(dim=-1)
+                said = (
+                    model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                    .logits[:, -1:]
+                    .argmax(dim=-1)
+                )
             read_s = clock() - started
             said.tolist()
             row |= {"prefill_tps": ids.shape[1] / read_s, "first_token_s": clock() - started}
-            row["kv_bytes"] = sum(x.nbytes for layer in cache.layers for x in (layer.keys, layer.values))
+            row["kv_bytes"] = sum(
+                x.nbytes for layer in cache.layers for x in (layer.keys, layer.values)
+            )
             times = []
             for place in range(ids.shape[1], ids.shape[1] + tokens):
                 position = torch.tensor([[place]], device=ids.device)
-                said = model(input_ids=said, past_key_values=cache, position_ids=position, use_cache=True).logits[:, -1:].argmax(dim=-1)
+                said = (
+                    model(
+                        input_ids=said, past_key_values=cache, position_ids=position, use_cache=True
+                    )
+                    .logits[:, -1:]
+                    .argmax(dim=-1)
+                )
                 said.tolist()
                 times.append(clock())
             row["decode_tps"] = (len(times) - 1 - STARTS) / (times[-1] - times[STARTS])
@@ -91,7 +130,9 @@ def press_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     model = load(args)
     vocabulary = model.config.vocab_size
-    ids = torch.randint(vocabulary, (1, max(args.lengths)), generator=torch.Generator().manual_seed(0)).to(args.device)  # as `infinipot bench`
+    ids = torch.randint(
+        vocabulary, (1, max(args.lengths)), generator=torch.Generator().manual_seed(0)
+    ).to(args.device)  # as `infinipot bench`
     rows = []
     for name in args.press:
         press_row(model, name, ids[:, :1024], args.pot_size, 8)  # warm up
@@ -99,25 +140,42 @@ def press_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
             runs = []
             for _ in range(args.rounds):
                 print(f"{length:,} tokens, {name}", file=sys.stderr)
-                runs.append(press_row(model, name, ids[:, :length], args.pot_size, args.decode_tokens))
+                runs.append(
+                    press_row(model, name, ids[:, :length], args.pot_size, args.decode_tokens)
+                )
                 if "died" in runs[-1]:
                     break
             whole = [run for run in runs if "died" not in run]
-            middle = {key: statistics.median(run[key] for run in whole) for key in COLUMNS} if whole else runs[-1]
+            middle = (
+                {key: statistics.median(run[key] for run in whole) for key in COLUMNS}
+                if whole
+                else runs[-1]
+            )
             rows.append({"length": length, "what": name, **middle})
     return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """The table, to stderr."""
-    print(f"{'tokens':>10} {'':24}" + "".join(f"{heading:>15}" for heading in HEADINGS), file=sys.stderr)
+    print(
+        f"{'tokens':>10} {'':24}" + "".join(f"{heading:>15}" for heading in HEADINGS),
+        file=sys.stderr,
+    )
     for row in rows:
-        cells = "".join(f"{row[name] / unit:>15,.2f}" if row.get(name) else f"{'-':>15}" for name, unit in COLUMNS.items())
-        print(f"{row['length']:>10,} {row['what']:24}{cells}  {row.get('died') or ''}", file=sys.stderr)
+        cells = "".join(
+            f"{row[name] / unit:>15,.2f}" if row.get(name) else f"{'-':>15}"
+            for name, unit in COLUMNS.items()
+        )
+        print(
+            f"{row['length']:>10,} {row['what']:24}{cells}  {row.get('died') or ''}",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--python", required=True, help="an interpreter that has infinipot")
     parser.add_argument("--lengths", type=int, nargs="+", default=[8192, 32_768])
@@ -137,6 +195,9 @@ if __name__ == "__main__":
     rows += press_rows(args)
     rows.sort(key=lambda row: row["length"])
     show(rows)
-    sizes = {name: getattr(args, name) for name in ("pot_size", "distill_to", "chunk_tokens", "dtype", "device")}
+    sizes = {
+        name: getattr(args, name)
+        for name in ("pot_size", "distill_to", "chunk_tokens", "dtype", "device")
+    }
     about = {"kvpress": metadata.version("kvpress"), "model": Path(args.model).name}
     keep("kvpress_beside", {**about, **sizes, "rows": rows})

@@ -46,21 +46,34 @@ def prompts_of(dialogue: Dialogue) -> dict[Name, list[int]]:
     return found
 
 
-def received(replica: Replica, ids: list[int], prompts: dict[Name, list[int]]) -> dict[Name, Tensor]:
+def received(
+    replica: Replica, ids: list[int], prompts: dict[Name, list[int]]
+) -> dict[Name, Tensor]:
     """What the entries of one piece receive from each prompt, [layers, K, P]."""
     config = PotConfig(pot_size=2 * len(ids) + 256)
     session = Session(replica.runner, replica.tokenizer, config, template=True)
     session.append(ids)
     found = {}
-    newest = {("facts", NEWEST): ids[-len(prompts["facts", None]) :]}  # of the text itself, read once more
+    newest = {
+        ("facts", NEWEST): ids[-len(prompts["facts", None]) :]
+    }  # of the text itself, read once more
     for name, prompt in {**prompts, **newest}.items():
-        seen = observe(replica.runner, session.pot, torch.tensor([prompt], device=replica.runner.device), *catalyst_look(config, len(prompt)))
-        found[name] = torch.stack([x[0, :, session.pot.pinned : session.pot.pinned + len(ids)] for x in seen.values()]).cpu()
+        seen = observe(
+            replica.runner,
+            session.pot,
+            torch.tensor([prompt], device=replica.runner.device),
+            *catalyst_look(config, len(prompt)),
+        )
+        found[name] = torch.stack(
+            [x[0, :, session.pot.pinned : session.pot.pinned + len(ids)] for x in seen.values()]
+        ).cpu()
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model")
     parser.add_argument("--pieces", type=int, default=48)
     parser.add_argument("--piece", type=int, default=1024, help="tokens of one")
@@ -81,7 +94,16 @@ def main() -> None:
             place = chance.randint(args.piece // 8, args.piece - args.piece // 8 - len(statement))
             ids = (ids[:place] + statement + ids[place:])[: args.piece]
             said = range(place, place + len(statement))
-            digits.append((number, [n for n in said if any(c.isdigit() for c in replica.tokenizer.decode([ids[n]]))]))
+            digits.append(
+                (
+                    number,
+                    [
+                        n
+                        for n in said
+                        if any(c.isdigit() for c in replica.tokenizer.decode([ids[n]]))
+                    ],
+                )
+            )
         for name, scores in received(replica, ids, prompts).items():
             found.setdefault(name, []).append(scores)
         print(f"{number + 1}/{args.pieces}", end="\r", flush=True)
@@ -99,7 +121,14 @@ def main() -> None:
         for tokens in args.tokens:
             best = max(1, int(scores.shape[0] * scores.shape[-1] * args.slots / tokens))
             least = scores.permute(1, 2, 0, 3).flatten(2).topk(best).values[..., -1:]
-            row[f"kept_of_{tokens}"] = round(float(torch.stack([(scores[n][..., at] >= least).float().mean() for n, at in digits]).mean()), 3)
+            row[f"kept_of_{tokens}"] = round(
+                float(
+                    torch.stack(
+                        [(scores[n][..., at] >= least).float().mean() for n, at in digits]
+                    ).mean()
+                ),
+                3,
+            )
         keep("needle_scores", row)
 
 

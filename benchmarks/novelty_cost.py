@@ -29,12 +29,17 @@ def seconds(runner: object, ids: list[int], novelty: float) -> float:
 def rounds(runner: object, ids: list[int], count: int) -> Iterator[tuple[float, float]]:
     for number in range(count):
         without, with_novelty = seconds(runner, ids, 0.0), seconds(runner, ids, 0.5)
-        print(f"round {number + 1}: {without:.2f} s without, {with_novelty:.2f} s with", file=sys.stderr)
+        print(
+            f"round {number + 1}: {without:.2f} s without, {with_novelty:.2f} s with",
+            file=sys.stderr,
+        )
         yield without, with_novelty
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--tokens", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -53,4 +58,12 @@ if __name__ == "__main__":
     times = list(rounds(runner, ids, args.rounds))
     ratio = statistics.median(with_novelty / without for without, with_novelty in times)
     print(f"reading with novelty takes {ratio:.2f} times as long as without", file=sys.stderr)
-    keep("novelty_cost", {"model": Path(args.model).name, "tokens": len(ids), "ratio": round(ratio, 3), "rounds_s": times})
+    keep(
+        "novelty_cost",
+        {
+            "model": Path(args.model).name,
+            "tokens": len(ids),
+            "ratio": round(ratio, 3),
+            "rounds_s": times,
+        },
+    )

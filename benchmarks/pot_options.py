@@ -52,18 +52,23 @@ def read(runner: Any, ids: list[int], size: int, options: dict[str, Any]) -> dic
     return {
         "loss": sum(losses[1:]) / len(losses[1:]),
         "distillations": session.stats.distillations,
-        "survivors": sum(layer.index.shape[-1] / (layer.size or len(ids)) for layer in layers) / len(layers),
+        "survivors": sum(layer.index.shape[-1] / (layer.size or len(ids)) for layer in layers)
+        / len(layers),
         "pot_bytes": session.stats.pot_bytes,
         "seconds": round(seconds, 2),
     }
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="smollm2")
     parser.add_argument("--tokens", type=int, default=12_000)
     parser.add_argument("--pot-size", type=int, default=1024)
-    parser.add_argument("--file", type=Path, help="UTF-8 text; without it Python's own language reference")
+    parser.add_argument(
+        "--file", type=Path, help="UTF-8 text; without it Python's own language reference"
+    )
     args = parser.parse_args()
 
     import pydoc_data.topics
@@ -72,17 +77,30 @@ if __name__ == "__main__":
     from infinipot.model.runner import ModelRunner
 
     model, tokenizer = load(args.model)
-    text = args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())
+    text = (
+        args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())
+    )
     ids = tokenizer.encode(text[: 8 * args.tokens], add_special_tokens=False)[: args.tokens]
     runner, rows = ModelRunner(model), {}
     read(runner, ids[:1500], args.pot_size, {})  # warm up
     for name, options in VARIANTS.items():
         rows[name] = row = read(runner, ids, args.pot_size, options)
         first = rows["default"]
-        row |= {"relative_time": round(row["seconds"] / first["seconds"], 3), "relative_bytes": round(row["pot_bytes"] / first["pot_bytes"], 3)}
+        row |= {
+            "relative_time": round(row["seconds"] / first["seconds"], 3),
+            "relative_bytes": round(row["pot_bytes"] / first["pot_bytes"], 3),
+        }
         print(
             f"{name:20} loss {row['loss']:.3f}  {row['distillations']:4} distillations  survivors fill {row['survivors']:5.1%}  "
             f"bytes x{row['relative_bytes']:.2f}  time x{row['relative_time']:.2f}",
             file=sys.stderr,
         )
-    keep("pot_options", {"model": Path(args.model).name, "tokens": len(ids), "pot_size": args.pot_size, "rows": rows})
+    keep(
+        "pot_options",
+        {
+            "model": Path(args.model).name,
+            "tokens": len(ids),
+            "pot_size": args.pot_size,
+            "rows": rows,
+        },
+    )

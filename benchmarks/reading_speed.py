@@ -16,7 +16,9 @@ import torch
 import infinipot
 from infinipot import PotConfig, Session, load
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("model")
 parser.add_argument("--tokens", type=int, default=32_768)
 parser.add_argument("--pot-size", type=int, default=4096)
@@ -29,8 +31,12 @@ vocabulary = runner.get_input_embeddings().num_embeddings
 ids = torch.randint(vocabulary, (args.tokens,), generator=torch.Generator().manual_seed(0)).tolist()
 print(infinipot.__file__)
 for number in range(args.rounds):
-    session = Session(runner, None, PotConfig(pot_size=args.pot_size, distill_to=args.pot_size // 2))
-    runner = session.runner  # what was found out about the model, and recorded, serves the next round
+    session = Session(
+        runner, None, PotConfig(pot_size=args.pot_size, distill_to=args.pot_size // 2)
+    )
+    runner = (
+        session.runner
+    )  # what was found out about the model, and recorded, serves the next round
     started = time.perf_counter()
     session.append(ids, question=ids[:32])
     session.logits.tolist()  # waits for the device

@@ -39,12 +39,16 @@ def spoiled(address: str, count: int) -> tuple[Counter[int], list[str]]:
                 reply = http.request(method, path, content=body, headers=headers)
                 statuses[reply.status_code] += 1
                 if reply.status_code not in ALLOWED:
-                    wrong.append(f"{method} {path} {body!r}: {reply.status_code} {reply.text[:200]}")
+                    wrong.append(
+                        f"{method} {path} {body!r}: {reply.status_code} {reply.text[:200]}"
+                    )
         return statuses, wrong
 
     with ThreadPoolExecutor(4) as pool:
         parts = list(pool.map(some, range(4)))
-    return sum((statuses for statuses, _ in parts), Counter()), [line for _, wrong in parts for line in wrong]
+    return sum((statuses for statuses, _ in parts), Counter()), [
+        line for _, wrong in parts for line in wrong
+    ]
 
 
 HOOKS = """
@@ -62,22 +66,53 @@ def before_call(context, case, kwargs):
 def generated(address: str, count: int) -> tuple[int, str]:
     """schemathesis' exit code and the end of what it said. It makes about so many requests, the same number for each operation."""
     operations = 16
-    command = [Path(sys.executable).parent / "schemathesis", "run", f"{address}/openapi.json", "--max-examples", str(count // operations)]
-    command += ["--phases", "fuzzing", "--checks", "not_a_server_error,status_code_conformance,content_type_conformance", "--workers", "4"]
+    command = [
+        Path(sys.executable).parent / "schemathesis",
+        "run",
+        f"{address}/openapi.json",
+        "--max-examples",
+        str(count // operations),
+    ]
+    command += [
+        "--phases",
+        "fuzzing",
+        "--checks",
+        "not_a_server_error,status_code_conformance,content_type_conformance",
+        "--workers",
+        "4",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hooks.py").write_text(HOOKS)
-        there = {**os.environ, "SCHEMATHESIS_HOOKS": "hooks", "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
-        done = subprocess.run([*command, "--mode", "all", "--seed", "1"], capture_output=True, text=True, env=there)
+        there = {
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": "hooks",
+            "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+        }
+        done = subprocess.run(
+            [*command, "--mode", "all", "--seed", "1"], capture_output=True, text=True, env=there
+        )
     return done.returncode, done.stdout[-6000:]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=10_000)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = tiny(Path(folder) / "tiny")
-        with served(model, "--pot-size", "256", "--pot-dir", f"{folder}/pots", "--max-body-mb", "1", "--max-tokens", "8") as (address, pid):
+        with served(
+            model,
+            "--pot-size",
+            "256",
+            "--pot-dir",
+            f"{folder}/pots",
+            "--max-body-mb",
+            "1",
+            "--max-tokens",
+            "8",
+        ) as (address, pid):
             before = httpx.post(f"{address}/v1/chat/completions", json=HELLO).json()["choices"]
             spoiled(address, 400)  # warm up
             first = psutil.Process(pid).memory_info().rss
@@ -85,10 +120,18 @@ if __name__ == "__main__":
             code, said = generated(address, args.requests // 2)
             last = psutil.Process(pid).memory_info().rss
             after = httpx.post(f"{address}/v1/chat/completions", json=HELLO).json()["choices"]
-            strays = [str(path) for path in Path(folder).iterdir() if path.name not in ("tiny", "pots")]
+            strays = [
+                str(path) for path in Path(folder).iterdir() if path.name not in ("tiny", "pots")
+            ]
     print(said, file=sys.stderr)
     for line in wrong[:10]:
         print(line, file=sys.stderr)
-    result = {"spoiled": dict(statuses), "not_allowed": len(wrong), "schemathesis_exit": code, "rss_bytes": [first, last], "strays": strays}
+    result = {
+        "spoiled": dict(statuses),
+        "not_allowed": len(wrong),
+        "schemathesis_exit": code,
+        "rss_bytes": [first, last],
+        "strays": strays,
+    }
     keep("server_input", {**result, "same_answer": before == after})
     sys.exit(bool(wrong or code or strays or before != after))

@@ -41,10 +41,24 @@ class Clients:
         self.wrong: list[str] = []
 
     def question(self, talk: int, turn: int) -> str:
-        return f"My secret is {talk * 7919 % 1009}. " + (STORY * (talk % 7) if turn == 0 else f"Turn {turn}: what is it?")
+        return f"My secret is {talk * 7919 % 1009}. " + (
+            STORY * (talk % 7) if turn == 0 else f"Turn {turn}: what is it?"
+        )
 
-    def ask(self, http: httpx.Client, messages: list[dict[str, str]], max_tokens: int, stream: bool = False, leave: bool = False) -> str:
-        body: dict[str, Any] = {"model": self.name, "messages": messages, "max_tokens": max_tokens, "stream": stream}
+    def ask(
+        self,
+        http: httpx.Client,
+        messages: list[dict[str, str]],
+        max_tokens: int,
+        stream: bool = False,
+        leave: bool = False,
+    ) -> str:
+        body: dict[str, Any] = {
+            "model": self.name,
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "stream": stream,
+        }
         if not stream:
             reply = http.post("/v1/chat/completions", json=body)
             reply.raise_for_status()
@@ -87,7 +101,9 @@ class Clients:
                     self.count["conversations"] += 1
                     if answers != self.expected[number]:
                         self.count["cross-talk"] += 1
-                        self.wrong.append(f"conversation {number}: {answers} instead of {self.expected[number]}")
+                        self.wrong.append(
+                            f"conversation {number}: {answers} instead of {self.expected[number]}"
+                        )
                 except (httpx.HTTPError, RuntimeError) as problem:
                     self.count["errors"] += 1
                     self.wrong.append(repr(problem))
@@ -115,9 +131,17 @@ def speed(address: str, name: str, clients: int, tokens: int) -> float:
     """Tokens per second of all answers together, between their first tokens and their last."""
 
     async def all_at_once() -> list[tuple[float, float]]:
-        asked = [{"role": "user", "content": f"Tell me story {number}."} for number in range(clients)]
+        asked = [
+            {"role": "user", "content": f"Tell me story {number}."} for number in range(clients)
+        ]
         return await asyncio.gather(
-            *(answer(address, {"model": name, "messages": [one], "max_tokens": tokens, "stream": True}) for one in asked)
+            *(
+                answer(
+                    address,
+                    {"model": name, "messages": [one], "max_tokens": tokens, "stream": True},
+                )
+                for one in asked
+            )
         )
 
     times = asyncio.run(all_at_once())
@@ -138,28 +162,59 @@ def growth(samples: list[tuple[float, float]]) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", nargs="?", default="tiny")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--pot-size", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer when speed is measured")
-    parser.add_argument("--rounds", type=int, default=7, help="how often speed is measured, one client and eight in turn; medians count")
+    parser.add_argument(
+        "--tokens", type=int, default=128, help="tokens of each answer when speed is measured"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=7,
+        help="how often speed is measured, one client and eight in turn; medians count",
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = tiny(Path(folder) / "tiny") if args.model == "tiny" else args.model
-        options = ["--pot-size", str(args.pot_size), "--max-sessions", "16", "--queue", "256", "--pot-dir", f"{folder}/pots"]
+        options = [
+            "--pot-size",
+            str(args.pot_size),
+            "--max-sessions",
+            "16",
+            "--queue",
+            "256",
+            "--pot-dir",
+            f"{folder}/pots",
+        ]
         with served(model, *options) as (address, pid):
-            clients = Clients(address, httpx.get(f"{address}/v1/models").json()["data"][0]["id"], args.pot_size)
+            clients = Clients(
+                address, httpx.get(f"{address}/v1/models").json()["data"][0]["id"], args.pot_size
+            )
             speed(address, clients.name, 8, 32)  # warm up
-            rounds = [{count: speed(address, clients.name, count, args.tokens) for count in (1, 8)} for _ in range(args.rounds)]
+            rounds = [
+                {count: speed(address, clients.name, count, args.tokens) for count in (1, 8)}
+                for _ in range(args.rounds)
+            ]
             speeds = {count: statistics.median(one[count] for one in rounds) for count in (1, 8)}
-            print(f"one client {speeds[1]:,.0f} tok/s, eight {speeds[8]:,.0f} tok/s: x {speeds[8] / speeds[1]:.2f}", file=sys.stderr)
+            print(
+                f"one client {speeds[1]:,.0f} tok/s, eight {speeds[8]:,.0f} tok/s: x {speeds[8] / speeds[1]:.2f}",
+                file=sys.stderr,
+            )
             with httpx.Client(base_url=address, timeout=300) as http:
-                clients.expected = {talk: clients.talk(http, talk, None) for talk in range(args.clients)}
+                clients.expected = {
+                    talk: clients.talk(http, talk, None) for talk in range(args.clients)
+                }
             clients.count.clear()
             until = time.monotonic() + args.seconds
-            threads = [threading.Thread(target=clients.client, args=(number, until)) for number in range(args.clients)]
+            threads = [
+                threading.Thread(target=clients.client, args=(number, until))
+                for number in range(args.clients)
+            ]
             for thread in threads:
                 thread.start()
             samples, process = [], psutil.Process(pid)
@@ -174,7 +229,10 @@ def main() -> int:
         "seconds": args.seconds,
         "pot_size": args.pot_size,
         "peak_entries": clients.peak,
-        **{name: clients.count[name] for name in ("answers", "conversations", "left", "errors", "cross-talk")},
+        **{
+            name: clients.count[name]
+            for name in ("answers", "conversations", "left", "errors", "cross-talk")
+        },
         "rss_bytes_first_last": [samples[len(samples) // 4][1], samples[-1][1]],
         "rss_slope_kib_per_minute": round(slope(samples) * 60 / 1024, 1),
         "rss_growth_kib_second_to_last_quarter": round(growth(samples) / 1024, 1),
@@ -185,7 +243,9 @@ def main() -> int:
     keep("server_load", result)
     for line in clients.wrong[:5]:
         print(line, file=sys.stderr)
-    return int(bool(clients.count["errors"] or clients.count["cross-talk"] or clients.peak > args.pot_size))
+    return int(
+        bool(clients.count["errors"] or clients.count["cross-talk"] or clients.peak > args.pot_size)
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,11 @@ with torch.no_grad():
 """
 
 
-THRIFT = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_MMAP_THRESHOLD_": "262144"}
+THRIFT = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_MMAP_THRESHOLD_": "262144",
+}
 """What glibc is told, for the pot and for stock alike: to give back at once what is free."""
 STACK = 1 << 20
 """Bytes of each thread's stack, which are reserved and so counted; 8 MiB otherwise."""
@@ -59,23 +63,49 @@ def confine(megabytes: int) -> None:
 
 def confined(command: list[str], limit: int, **streams: Any) -> subprocess.Popen[str]:
     single = {**os.environ, **THRIFT, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    return subprocess.Popen(command, text=True, env=single, preexec_fn=lambda: confine(limit), **streams)
+    return subprocess.Popen(
+        command, text=True, env=single, preexec_fn=lambda: confine(limit), **streams
+    )
 
 
 def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The command line reads so many tokens, made as they are needed, and answers."""
-    command = [sys.executable, "-m", "infinipot.cli", "generate", str(model), "-f", "-", "-p", QUESTION, "--max-tokens", str(ANSWER), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "infinipot.cli",
+        "generate",
+        str(model),
+        "-f",
+        "-",
+        "-p",
+        QUESTION,
+        "--max-tokens",
+        str(ANSWER),
+        "--json",
+    ]
     for name in ("pot_size", "distill_to", "chunk_tokens"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     started = time.perf_counter()
-    child = confined([*command, "--dtype", "bfloat16", "--device", "cpu"], args.limit, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = confined(
+        [*command, "--dtype", "bfloat16", "--device", "cpu"],
+        args.limit,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     assert child.stdin is not None
     assert child.stdout is not None
     for number in range(round(args.tokens / TOKENS_A_SENTENCE)):
         try:
-            child.stdin.write(SENTENCE.format(1700 + number % 300, number % 97, number * 7919 % 1009, number * 31 % 53))
+            child.stdin.write(
+                SENTENCE.format(
+                    1700 + number % 300, number % 97, number * 7919 % 1009, number * 31 % 53
+                )
+            )
         except BrokenPipeError:
-            raise SystemExit(f"the command died within {args.limit} MiB; what it said is above") from None
+            raise SystemExit(
+                f"the command died within {args.limit} MiB; what it said is above"
+            ) from None
     child.stdin.close()
     said = child.stdout.read()
     _, status, usage = os.wait4(child.pid, 0)
@@ -102,9 +132,17 @@ def stock_reads(model: Path, tokens: int, limit: int) -> bool:
     child = confined(command, limit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, problem = child.communicate()
     if child.returncode:
-        reason = problem.strip().splitlines()[-1][:160] if problem.strip() else f"signal {-child.returncode}"
+        reason = (
+            problem.strip().splitlines()[-1][:160]
+            if problem.strip()
+            else f"signal {-child.returncode}"
+        )
         print(f"stock, {tokens:,} tokens: died ({reason})", file=sys.stderr)
-        if "alloc" not in problem.lower() and "memory" not in problem.lower() and child.returncode > 0:
+        if (
+            "alloc" not in problem.lower()
+            and "memory" not in problem.lower()
+            and child.returncode > 0
+        ):
             raise SystemExit(problem)  # some other fault
     else:
         print(f"stock, {tokens:,} tokens: read", file=sys.stderr)
@@ -117,7 +155,9 @@ def death(model: Path, limit: int, most: int) -> tuple[int, int]:
     while stock_reads(model, length, limit):
         alive, length = length, 2 * length
         if length > most:
-            raise SystemExit(f"stock reads {alive:,} tokens within {limit} MiB: choose a smaller --limit")
+            raise SystemExit(
+                f"stock reads {alive:,} tokens within {limit} MiB: choose a smaller --limit"
+            )
     while length - alive > STEP:
         middle = (alive + length) // 2 // STEP * STEP
         alive, length = (middle, length) if stock_reads(model, middle, limit) else (alive, middle)
@@ -128,15 +168,29 @@ def show(pot: dict[str, Any], size: int, lived: int, died: int) -> None:
     """The table, to stderr."""
     peak = f"{pot['peak_rss_bytes'] / 2**20:,.0f} MiB"
     rows = [("", "tokens", "read tok/s", "answer tok/s", "peak resident")]
-    rows += [(f"pot of {size:,}", f"{pot['tokens']:,}", f"{pot['read_tps']:,.0f}", f"{pot['answer_tps']:,.1f}", peak)]
+    rows += [
+        (
+            f"pot of {size:,}",
+            f"{pot['tokens']:,}",
+            f"{pot['read_tps']:,.0f}",
+            f"{pot['answer_tps']:,.1f}",
+            peak,
+        )
+    ]
     rows += [("stock transformers", f"{lived:,}", "", "", f"dies at {died:,}")]
     for row in rows:
         print(f"{row[0]:20}" + "".join(f"{cell:>16}" for cell in row[1:]), file=sys.stderr)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="a folder with bfloat16 weights, or what is to be unpacked into one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help="a folder with bfloat16 weights, or what is to be unpacked into one",
+    )
     parser.add_argument("--limit", type=int, default=700, help="MiB")
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--pot-size", type=int, default=512)
@@ -147,10 +201,24 @@ if __name__ == "__main__":
         model = Path(args.model)
         if not model.is_dir():
             model = Path(folder)
-            subprocess.run([sys.executable, "-c", UNPACK, args.model, folder], check=True, capture_output=True)
+            subprocess.run(
+                [sys.executable, "-c", UNPACK, args.model, folder], check=True, capture_output=True
+            )
         lived, died = death(model, args.limit, max(args.tokens, 1 << 17))
         pot = in_a_pot(model, args)
     show(pot, args.pot_size, lived, died)
-    sizes = {name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")}
+    sizes = {
+        name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")
+    }
     stock = {"reads": lived, "dies": died}
-    keep("small_machine", {"model": Path(args.model).name, "dtype": "bfloat16", "cores_used": 1, **sizes, "pot": pot, "stock": stock})
+    keep(
+        "small_machine",
+        {
+            "model": Path(args.model).name,
+            "dtype": "bfloat16",
+            "cores_used": 1,
+            **sizes,
+            "pot": pot,
+            "stock": stock,
+        },
+    )

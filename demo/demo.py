@@ -56,8 +56,13 @@ def main() -> None:
     model, tokenizer = load("smollm2")
     text, last = reference(tokenizer)
     window, total = model.config.max_position_embeddings, len(tokenizer.encode(text))
-    print(f"Reading Python {sys.version.split()[0]}'s reference, topics {FIRST_TOPIC} to {last}: {total:,} tokens")
-    print(f"The model's window is {window:,} tokens, the pot holds {POT.pot_size:,} entries.\n", flush=True)
+    print(
+        f"Reading Python {sys.version.split()[0]}'s reference, topics {FIRST_TOPIC} to {last}: {total:,} tokens"
+    )
+    print(
+        f"The model's window is {window:,} tokens, the pot holds {POT.pot_size:,} entries.\n",
+        flush=True,
+    )
     session = Session(model, tokenizer, POT)
     started = time.perf_counter()
     session.append(text, question=QUESTION, progress=progress(session, total))
@@ -78,11 +83,19 @@ def main() -> None:
     found = re.search(SENTENCE, text)
     if found:
         print(f"The text    at {found.start() / len(text):.0%}: {' '.join(found.group().split())}")
-    print(f"The answer {'holds' if EXPECTED in answer else 'does not hold'} the text's {EXPECTED!r}.\n")
+    print(
+        f"The answer {'holds' if EXPECTED in answer else 'does not hold'} the text's {EXPECTED!r}.\n"
+    )
     stats, mib = session.stats, 2**20
-    print(f"{stats.tokens_read:,} tokens read in {took:.0f} s ({stats.tokens_read / took:,.0f} tokens/s), {stats.distillations} distillations")
-    print(f"at most {stats.peak_entries:,} of {POT.pot_size:,} entries in any layer at any moment, question and answer included")
-    print(f"pot {stats.pot_bytes / mib:,.0f} MiB; a full cache of the same text {stats.full_cache_bytes / mib:,.0f} MiB")
+    print(
+        f"{stats.tokens_read:,} tokens read in {took:.0f} s ({stats.tokens_read / took:,.0f} tokens/s), {stats.distillations} distillations"
+    )
+    print(
+        f"at most {stats.peak_entries:,} of {POT.pot_size:,} entries in any layer at any moment, question and answer included"
+    )
+    print(
+        f"pot {stats.pot_bytes / mib:,.0f} MiB; a full cache of the same text {stats.full_cache_bytes / mib:,.0f} MiB"
+    )
 
 
 if __name__ == "__main__":

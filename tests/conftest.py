@@ -14,7 +14,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the slow tests unless they are asked for, and say why."""
     if config.getoption("-m"):
         return
-    slow = pytest.mark.skip(reason="slow: needs a model file beyond the embedded one; run with -m slow")
+    slow = pytest.mark.skip(
+        reason="slow: needs a model file beyond the embedded one; run with -m slow"
+    )
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(slow)

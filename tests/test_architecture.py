@@ -24,7 +24,9 @@ cli
 
 
 def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
 MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
@@ -42,37 +44,64 @@ def imports(path: Path) -> set[str]:
 
 
 def test_imports_go_upwards_only() -> None:
-    rank = {name: number for number, line in enumerate(LAYERS.strip().splitlines()) for name in line.split()}
+    rank = {
+        name: number
+        for number, line in enumerate(LAYERS.strip().splitlines())
+        for name in line.split()
+    }
     for module, path in MODULES.items():
         if module != "infinipot":
             for other in imports(path):
-                assert rank[other.split(".")[1]] <= rank[module.split(".")[1]], f"{module} imports {other}"
+                assert rank[other.split(".")[1]] <= rank[module.split(".")[1]], (
+                    f"{module} imports {other}"
+                )
 
 
 def test_nothing_imports_in_a_circle() -> None:
-    graph = {module: imports(path) - {module} for module, path in MODULES.items() if module != "infinipot"}
+    graph = {
+        module: imports(path) - {module}
+        for module, path in MODULES.items()
+        if module != "infinipot"
+    }
     tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names them
 
 
 def test_files_are_short() -> None:
     for path in PACKAGE.rglob("*.py"):
-        assert len(path.read_text().splitlines()) <= 300, f"{path.name} is too long to be seen at once"
+        assert len(path.read_text().splitlines()) <= 300, (
+            f"{path.name} is too long to be seen at once"
+        )
 
 
 def test_import_does_no_work() -> None:
     code = "import sys, infinipot; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def attributes_of_cache() -> set[str]:
     """Names of the attributes that objects of the cache have: annotated in their classes, or assigned to `self`."""
     names: set[str] = set()
     for path in (PACKAGE / "cache").glob("*.py"):
-        for cls in (node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)):
+        for cls in (
+            node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)
+        ):
             for node in ast.walk(cls):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+                if (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, ast.Store)
+                    and ast.unparse(node.value) == "self"
+                ):
                     names.add(node.attr)
-            names |= {node.target.id for node in cls.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+            names |= {
+                node.target.id
+                for node in cls.body
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+            }
             for node in (node for node in cls.body if isinstance(node, ast.Assign)):
                 names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return names
@@ -90,7 +119,11 @@ def test_only_the_cache_writes_to_pots_and_layers() -> None:
     for path in PACKAGE.rglob("*.py"):
         if path.parent.name != "cache":
             for node in ast.walk(ast.parse(path.read_text())):
-                stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)) and node.attr in names
+                stored = (
+                    isinstance(node, ast.Attribute)
+                    and isinstance(node.ctx, (ast.Store, ast.Del))
+                    and node.attr in names
+                )
                 if stored and ast.unparse(node.value) not in ("self", "cls"):  # type: ignore[attr-defined]
                     written.add((path.relative_to(PACKAGE).as_posix(), node.attr))  # type: ignore[attr-defined]
     assert written == OTHERS

@@ -18,9 +18,14 @@ DOCUMENTS = sorted((*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIB
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_test_named_exists(path: Path) -> None:
-    for file, _, name in re.findall(r"`(?:tests/)?(test_\w+\.py)(::(\w+))?", path.read_text()):
-        source = (ROOT / "tests" / file).read_text()
-        assert not name or re.search(rf"^def {name}\(", source, re.MULTILINE), f"{path.name} names {file}::{name}, which does not exist"
+    for file, _, name in re.findall(
+        r"`(?:tests/)?(?:\w+/)?(test_\w+\.py)(::(\w+))?", path.read_text()
+    ):
+        (found,) = (ROOT / "tests").rglob(file)
+        source = found.read_text()
+        assert not name or re.search(rf"^def {name}\(", source, re.MULTILINE), (
+            f"{path.name} names {file}::{name}, which does not exist"
+        )
 
 
 def test_the_table_of_models_is_the_table_of_tests() -> None:
@@ -44,4 +49,6 @@ def test_the_papers_of_a_release_agree() -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_file_linked_exists(path: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text()):
-        assert (path.parent / target).exists(), f"{path.name} links to {target}, which does not exist"
+        assert (path.parent / target).exists(), (
+            f"{path.name} links to {target}, which does not exist"
+        )

@@ -21,7 +21,9 @@ MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
 SMALL = PotConfig(pot_size=64, distill_to=20, novelty=0.0, chunk_tokens=8)
 
 
-def read(ids: list[int], question: list[int] = CATALYST, config: PotConfig = SMALL, runner=MODEL) -> Session:
+def read(
+    ids: list[int], question: list[int] = CATALYST, config: PotConfig = SMALL, runner=MODEL
+) -> Session:
     session = Session(runner, None, config)
     session.append(ids, question=question)
     return session
@@ -70,7 +72,9 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
 
 def test_two_threads_read_with_one_model() -> None:
     runner = ModelRunner(MODEL)
-    works = [lambda seed=seed: kept(read(random_ids(200, seed=seed), runner=runner)) for seed in (1, 2)]
+    works = [
+        lambda seed=seed: kept(read(random_ids(200, seed=seed), runner=runner)) for seed in (1, 2)
+    ]
     assert in_threads(*works) == [kept(read(random_ids(200, seed=seed))) for seed in (1, 2)]
     assert MODEL.config._attn_implementation != "infinipot"
 
@@ -83,12 +87,17 @@ def test_threads_answer_from_forks() -> None:
     questions = [random_ids(5, seed=seed) for seed in range(4)]
 
     def answers(fork: Session, question: list[int]) -> list[list[int]]:
-        return [list(fork.stream_ids(question, max_tokens=8, pick=greedy, stop_ids=set(), keep=True)) for _ in range(5)]
+        return [
+            list(fork.stream_ids(question, max_tokens=8, pick=greedy, stop_ids=set(), keep=True))
+            for _ in range(5)
+        ]
 
     expected = [answers(session.fork(), question) for question in questions]
     for _ in range(3):
         forks = [session.fork() for _ in questions]
-        got = in_threads(*[lambda f=f, q=q: answers(f, q) for f, q in zip(forks, questions, strict=True)])
+        got = in_threads(
+            *[lambda f=f, q=q: answers(f, q) for f, q in zip(forks, questions, strict=True)]
+        )
         assert got == expected
     assert model.base_model is trunk
     assert type(model.lm_head) is torch.nn.Linear
@@ -130,7 +139,9 @@ def test_refusals_change_nothing() -> None:
     session.append(random_ids(5), question=CATALYST)
     assert session.stats.tokens_read == 5, "still free to begin with ids"
     with pytest.raises(ValueError, match="half of it"):
-        Session(MODEL, TOKENIZER, PotConfig(pot_size=20, policy="truncate"), system="x" * 60).append("hello")
+        Session(
+            MODEL, TOKENIZER, PotConfig(pot_size=20, policy="truncate"), system="x" * 60
+        ).append("hello")
 
 
 def test_pots_begun_in_inference_mode_or_autocast_go_on_outside() -> None:
@@ -146,7 +157,14 @@ def test_pots_begun_in_inference_mode_or_autocast_go_on_outside() -> None:
 def test_dropout_is_off_while_reading_and_the_mode_stays() -> None:
     import transformers as tf
 
-    sizes = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0)
+    sizes = dict(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        pad_token_id=0,
+    )
     model = tf.PhiForCausalLM(tf.PhiConfig(**sizes, resid_pdrop=0.5, embd_pdrop=0.5)).eval()
     expected = read(random_ids(100), runner=model).logits
     model.train()
@@ -164,15 +182,22 @@ def test_an_output_layer_exchanged_later_stays() -> None:
 
 
 def test_generate_reads_what_fits_whole() -> None:
-    ids, options = torch.tensor([random_ids(100)]), {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}
+    ids, options = (
+        torch.tensor([random_ids(100)]),
+        {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0},
+    )
     whole = MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=120), **options)
     assert torch.equal(whole, MODEL.generate(ids, **options))
-    MODEL.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=40, distill_to=39 - 1), **options)
+    MODEL.generate(
+        ids, custom_generate=generate, pot=PotConfig(pot_size=40, distill_to=39 - 1), **options
+    )
     with pytest.raises(ValueError, match="the prompt's end is the catalyst"):
         MODEL.generate(ids, custom_generate=generate, pot=PotConfig(catalyst="general"), **options)
     for prefix in ("1. ", "question"):
         with pytest.raises(ValueError, match=f"answer_prefix='{prefix}' is not possible here"):
-            MODEL.generate(ids, custom_generate=generate, pot=PotConfig(answer_prefix=prefix), **options)
+            MODEL.generate(
+                ids, custom_generate=generate, pot=PotConfig(answer_prefix=prefix), **options
+            )
     with pytest.raises(TypeError, match="PotConfig"):
         MODEL.generate(ids, custom_generate=generate, pot={"pot_size": 64}, **options)
 
@@ -198,7 +223,9 @@ def test_a_saved_pot_that_needs_no_catalyst_goes_on(tmp_path: Path) -> None:
     assert again.chat("hi", max_tokens=10) == session.chat("hi", max_tokens=10)
 
 
-@pytest.mark.parametrize("wrong", [b"hello", {"input_ids": [1]}, 5, [True, False], torch.tensor([True])])
+@pytest.mark.parametrize(
+    "wrong", [b"hello", {"input_ids": [1]}, 5, [True, False], torch.tensor([True])]
+)
 def test_what_is_no_text_is_refused(wrong: object) -> None:
     with pytest.raises((TypeError, ValueError)):
         Session(MODEL, TOKENIZER, SMALL).append(wrong)  # type: ignore[arg-type]

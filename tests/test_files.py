@@ -42,7 +42,11 @@ def saved(path: Path, config: PotConfig = CONFIG, length: int = 700) -> Session:
 )
 @pytest.mark.parametrize("length", [50, 700])
 def test_continuing_equals_never_stopping(tmp_path: Path, options: dict, length: int) -> None:
-    one = saved(tmp_path / "a.pot", PotConfig(pot_size=160, distill_to=60, chunk_tokens=32, **options), length)
+    one = saved(
+        tmp_path / "a.pot",
+        PotConfig(pot_size=160, distill_to=60, chunk_tokens=32, **options),
+        length,
+    )
     other = Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)
     assert other.ask("Who saw it?", max_tokens=20) == one.ask("Who saw it?", max_tokens=20)
     for session in (one, other):
@@ -81,7 +85,13 @@ def test_damage_is_found_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.pot"
     saved(path)
     good = path.read_bytes()
-    for damage in (good[: len(good) // 2], good[:5], b"", b"hello" * 100, good[:-9] + b"x" + good[-8:]):
+    for damage in (
+        good[: len(good) // 2],
+        good[:5],
+        b"",
+        b"hello" * 100,
+        good[:-9] + b"x" + good[-8:],
+    ):
         path.write_bytes(damage)
         with pytest.raises(PotFileError, match="damaged|readable"):
             Session.load(path, MODEL, TOKENIZER)
@@ -150,7 +160,10 @@ def test_a_file_of_format_1_keeps_the_defaults_of_its_time(tmp_path: Path) -> No
         as_old(path, 1, policy=policy)
         assert in_force(Session.load(path, MODEL, TOKENIZER)) == then
     as_old(path, 1, pool_kind="both")
-    with pytest.raises(PotFileError, match="filled with options that this infinipot does not have: unknown pool_mode 'both'"):
+    with pytest.raises(
+        PotFileError,
+        match="filled with options that this infinipot does not have: unknown pool_mode 'both'",
+    ):
         pot_file.config_of(path, pot_file.describe(path))
 
 
@@ -158,7 +171,9 @@ def test_a_file_of_format_2_goes_on_as_it_was(tmp_path: Path) -> None:
     """The options under their old names; the smoothing by the kind of catalyst that it says."""
     path = tmp_path / "a.pot"
     sizes = {"pot_size": 160, "distill_to": 60, "chunk_tokens": 32}
-    one = saved(path, PotConfig(**sizes, score_memory=0.5, pool_mode="max", answer_prefix="It was "))
+    one = saved(
+        path, PotConfig(**sizes, score_memory=0.5, pool_mode="max", answer_prefix="It was ")
+    )
     as_old(path, 2, **sizes, persist=0.5, pool_kind="max", begun="It was ")
     other = Session.load(path, MODEL, TOKENIZER)
     assert (other.config, other.plan) == (one.config, one.plan)
@@ -209,7 +224,12 @@ def test_only_files_are_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "to folder").symlink_to(tmp_path / "folder")
-    for name, what in (("folder", "a folder"), ("pipe", "a device or a pipe"), ("loop", "back to itself"), ("to folder", "a folder")):
+    for name, what in (
+        ("folder", "a folder"),
+        ("pipe", "a device or a pipe"),
+        ("loop", "back to itself"),
+        ("to folder", "a folder"),
+    ):
         with pytest.raises(PotFileError, match=f"cannot save .*{what}.*choose another name"):
             session.save(tmp_path / name)
         with pytest.raises(PotFileError):
@@ -253,7 +273,9 @@ def test_what_is_saved_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Monkey
     assert done == ["file", "name", "folder"]
 
 
-def test_a_file_that_is_replaced_or_changed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_replaced_or_changed_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, other = tmp_path / "a.pot", tmp_path / "b.pot"
     one = saved(path)
     two = saved(other, length=100)

@@ -22,7 +22,9 @@ def test_long_prompts_equal_a_session() -> None:
     out = MODEL.generate(torch.tensor([ids]), pot=SMALL, **OPTIONS)
     session = Session(MODEL, None, SMALL)
     session.append(ids, question=ids[-20:])
-    assert out[0].tolist() == ids + list(session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set()))
+    assert out[0].tolist() == ids + list(
+        session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set())
+    )
 
 
 def test_a_contrast_equals_a_session() -> None:
@@ -34,7 +36,9 @@ def test_a_contrast_equals_a_session() -> None:
     out = model.generate(torch.tensor([ids]), pot=pot, contrast_ids=contrast, **OPTIONS)
     session = Session(model, tokenizer, pot)
     session.append(ids, question=ids[-20:])
-    assert out[0].tolist() == ids + list(session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set()))
+    assert out[0].tolist() == ids + list(
+        session.stream_ids(max_tokens=30, pick=greedy, stop_ids=set())
+    )
     for wrong in ({"pot": pot}, {"pot": SMALL, "contrast_ids": contrast}):
         with pytest.raises(ValueError, match="generate has no tokenizer, give both or neither"):
             model.generate(torch.tensor([ids]), **wrong, **OPTIONS)
@@ -43,7 +47,10 @@ def test_a_contrast_equals_a_session() -> None:
 def test_a_runner_for_many_calls() -> None:
     runner = ModelRunner(MODEL)
     ids = torch.tensor([random_ids(120)])
-    out = [MODEL.generate(ids, pot=SMALL, runner=one, **OPTIONS).tolist() for one in (None, runner, runner)]
+    out = [
+        MODEL.generate(ids, pot=SMALL, runner=one, **OPTIONS).tolist()
+        for one in (None, runner, runner)
+    ]
     assert out[0] == out[1] == out[2]
     with pytest.warns(DeprecationWarning, match="runner="):
         assert MODEL.generate(ids, pot=SMALL, host=runner, **OPTIONS).tolist() == out[0]
@@ -76,11 +83,19 @@ def test_end_tokens_processors_and_stopping_criteria_count() -> None:
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
             return torch.tensor([input_ids.shape[1] >= 103])
 
-    assert MODEL.generate(ids, pot=SMALL, stopping_criteria=StoppingCriteriaList([Three()]), **OPTIONS).shape[1] == 103
+    assert (
+        MODEL.generate(
+            ids, pot=SMALL, stopping_criteria=StoppingCriteriaList([Three()]), **OPTIONS
+        ).shape[1]
+        == 103
+    )
 
 
 def test_sampling_follows_transformers_seed() -> None:
-    ids, options = torch.tensor([random_ids(50)]), {**OPTIONS, "do_sample": True, "temperature": 1.5, "top_k": 20}
+    ids, options = (
+        torch.tensor([random_ids(50)]),
+        {**OPTIONS, "do_sample": True, "temperature": 1.5, "top_k": 20},
+    )
     stock = {name: value for name, value in options.items() if name != "custom_generate"}
     torch.manual_seed(3)
     one = MODEL.generate(ids, pot=PotConfig(pot_size=256), **options)
@@ -88,7 +103,14 @@ def test_sampling_follows_transformers_seed() -> None:
     assert torch.equal(one, MODEL.generate(ids, **stock))
 
 
-@pytest.mark.parametrize("options", [{"num_beams": 2}, {"num_return_sequences": 2, "do_sample": True}, {"return_dict_in_generate": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 2},
+        {"num_return_sequences": 2, "do_sample": True},
+        {"return_dict_in_generate": True},
+    ],
+)
 def test_what_a_pot_cannot_do_is_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="not possible on a pot"):
         MODEL.generate(torch.tensor([random_ids(50)]), pot=SMALL, **{**OPTIONS, **options})

@@ -25,7 +25,11 @@ def session(model: Any, count: int, **options: Any) -> Session:
 def alive() -> int:
     """Bytes of all tensors that live, views of one storage counted once."""
     gc.collect()
-    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in gc.get_objects() if issubclass(type(x), torch.Tensor)}
+    storages = {
+        x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
+        for x in gc.get_objects()
+        if issubclass(type(x), torch.Tensor)
+    }
     return sum(storages.values())
 
 
@@ -52,7 +56,9 @@ def test_eight_bits_take_less_also_while_reading(monkeypatch: pytest.MonkeyPatch
         return attend(*args, **options)
 
     for kind in (None, "int8", "fp8"):
-        one = session(make_tiny("llama", layers=6), 600, pot_size=512, distill_to=256, pot_dtype=kind)
+        one = session(
+            make_tiny("llama", layers=6), 600, pot_size=512, distill_to=256, pot_dtype=kind
+        )
         beside = alive() - one.stats.pot_bytes
         peaks.clear()
         with monkeypatch.context() as patch:
@@ -68,7 +74,10 @@ def test_a_text_far_longer_than_the_model_was_trained_for() -> None:
     model, positions = make_tiny("llama"), []
     model.config.max_position_embeddings = 256
     hook = model.model.rotary_emb.register_forward_pre_hook(
-        lambda module, args, kwargs: positions.append(int(kwargs.get("position_ids", args[-1]).max())), with_kwargs=True
+        lambda module, args, kwargs: positions.append(
+            int(kwargs.get("position_ids", args[-1]).max())
+        ),
+        with_kwargs=True,
     )
     one = session(model, 8 * 256, pot_size=200, distill_to=100)
     hook.remove()
@@ -91,7 +100,11 @@ def test_survivors_are_read_as_if_nothing_else_had_been_written() -> None:
 def test_entries_are_kept_per_kv_head_never_repeated() -> None:
     for kv_heads in (1, 2, 4):
         one = session(make_tiny("llama", heads=4, kv_heads=kv_heads), 100)
-        assert {layer.keys.shape[1] for layer in one.pot.bounded} == {layer.values.shape[1] for layer in one.pot.bounded} == {kv_heads}
+        assert (
+            {layer.keys.shape[1] for layer in one.pot.bounded}
+            == {layer.values.shape[1] for layer in one.pot.bounded}
+            == {kv_heads}
+        )
 
 
 def test_an_answer_turns_only_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,23 +162,38 @@ def test_no_option_is_silently_ignored(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["5.16.9", "5.25.0", "5.25.0.dev0", "6.0.0"])
-def test_other_versions_of_transformers_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_of_transformers_are_refused(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compat.transformers, "__version__", version)
-    with pytest.raises(RuntimeError, match=rf"transformers {version} is not supported.*pip install"):
+    with pytest.raises(
+        RuntimeError, match=rf"transformers {version} is not supported.*pip install"
+    ):
         compat.check_version()
 
 
 def test_one_call_after_another_leaves_nothing_behind() -> None:
     model = make_tiny("llama")
-    options = dict(custom_generate=generate, pot=PotConfig(**SMALL), max_new_tokens=8, do_sample=False, pad_token_id=0)
+    options = dict(
+        custom_generate=generate,
+        pot=PotConfig(**SMALL),
+        max_new_tokens=8,
+        do_sample=False,
+        pad_token_id=0,
+    )
     prompts = [torch.tensor([random_ids(length, seed=length)]) for length in (150, 30, 90)]
     first = [model.generate(prompt, **options).tolist() for prompt in prompts]
-    assert [model.generate(prompt, **options).tolist() for prompt in reversed(prompts)] == first[::-1]
+    assert [model.generate(prompt, **options).tolist() for prompt in reversed(prompts)] == first[
+        ::-1
+    ]
 
 
 def test_several_questions_of_an_eight_bit_pot() -> None:
     one = session(make_tiny("llama").to(torch.bfloat16), 200, pot_dtype="int8")
     before = one.logits
-    first = [list(one.stream_ids(asked, max_tokens=9, pick=greedy, stop_ids=set())) for asked in ([5, 6], [7], [5, 6])]
+    first = [
+        list(one.stream_ids(asked, max_tokens=9, pick=greedy, stop_ids=set()))
+        for asked in ([5, 6], [7], [5, 6])
+    ]
     assert first[0] == first[2]
     assert torch.equal(one.logits, before)

@@ -26,13 +26,29 @@ for number, cell in enumerate(json.load(open(sys.argv[1], encoding="utf-8"))["ce
 
 def ran(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """All code cells, one after another in one new process, as a kernel would run them."""
-    known = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.run([sys.executable, "-c", RUN, str(path)], env=known, capture_output=True, text=True, timeout=600)
+    known = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MPLBACKEND": "agg",
+        "OMP_NUM_THREADS": "1",
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", RUN, str(path)],
+        env=known,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def written(path: Path, *sources: str) -> Path:
-    cells = [{"cell_type": "code", "source": source.splitlines(keepends=True)} for source in sources]
-    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["not python"]}, *cells]}))
+    cells = [
+        {"cell_type": "code", "source": source.splitlines(keepends=True)} for source in sources
+    ]
+    path.write_text(
+        json.dumps({"cells": [{"cell_type": "markdown", "source": ["not python"]}, *cells]})
+    )
     return path
 
 
@@ -49,7 +65,9 @@ def test_every_cell_runs_and_every_claim_holds(path: Path) -> None:
 
 
 def test_a_cell_that_raises_and_a_claim_that_is_wrong_are_seen(tmp_path: Path) -> None:
-    assert ran(written(tmp_path / "right.ipynb", "a = 1", "assert a == 1\nprint(a)")).stdout == "1\n"
+    assert (
+        ran(written(tmp_path / "right.ipynb", "a = 1", "assert a == 1\nprint(a)")).stdout == "1\n"
+    )
     for number, wrong in enumerate(("assert a == 2", "nothing", "a +")):
         child = ran(written(tmp_path / f"{number}.ipynb", "a = 1", wrong))
         assert child.returncode == 1
@@ -63,7 +81,9 @@ def test_a_notebook_is_kept_without_outputs_and_explains_every_cell(path: Path) 
     assert len({cell["id"] for cell in book["cells"]}) == len(book["cells"])
     for before, cell in zip(book["cells"], book["cells"][1:], strict=False):
         if cell["cell_type"] == "code":
-            assert before["cell_type"] == "markdown", f"nothing explains the cell {cell['source'][:1]}"
+            assert before["cell_type"] == "markdown", (
+                f"nothing explains the cell {cell['source'][:1]}"
+            )
             assert cell["outputs"] == [] and cell["execution_count"] is None
 
 

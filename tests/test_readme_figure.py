@@ -16,20 +16,50 @@ PNG = b"\x89PNG"
 
 def bench(name: str, *stock: dict[str, Any]) -> dict[str, Any]:
     numbers = {"prefill_tps": 1.0, "first_token_s": 1.0, "decode_tps": 1.0}
-    rows = [{"length": 1024 << n, "what": "pot", "peak_bytes": 17_000_000_000 + n, **numbers} for n in range(4)]
-    machine = {"date": "2026-11-28", "cpu": "a CPU", "threads": 2, "gpu": None, "torch": "2.13.0", "transformers": "5.24.0"}
-    return {"benchmark": "bench", "machine": machine, "model": {"name": name, "dtype": "bfloat16"}, "pot_size": 4096, "rows": [*rows, *stock]}
+    rows = [
+        {"length": 1024 << n, "what": "pot", "peak_bytes": 17_000_000_000 + n, **numbers}
+        for n in range(4)
+    ]
+    machine = {
+        "date": "2026-11-28",
+        "cpu": "a CPU",
+        "threads": 2,
+        "gpu": None,
+        "torch": "2.13.0",
+        "transformers": "5.24.0",
+    }
+    return {
+        "benchmark": "bench",
+        "machine": machine,
+        "model": {"name": name, "dtype": "bfloat16"},
+        "pot_size": 4096,
+        "rows": [*rows, *stock],
+    }
 
 
 def stock(length: int, peak: int | None, died: str | None = None) -> dict[str, Any]:
-    return {"length": length, "what": "stock", "peak_bytes": peak, "first_token_s": None if died else 1.0, "died": died}
+    return {
+        "length": length,
+        "what": "stock",
+        "peak_bytes": peak,
+        "first_token_s": None if died else 1.0,
+        "died": died,
+    }
 
 
 def needles(method: str, lengths: tuple[int, ...], **changes: Any) -> list[dict[str, Any]]:
     shared = {"model": "small", "dtype": "float32", "method": method, "question": "known", "options": {"pot_size": 1024, "distill_to": 512},
               "haystack": "essays", "kind": "number", "system": None, "seed": 0, **changes}  # fmt: skip
     return [
-        {**shared, "length": length, "depth": depth, "trial": trial, "right": trial < 1 + (length < 8192), "forced": True, "kept": 0.5}
+        {
+            **shared,
+            "length": length,
+            "depth": depth,
+            "trial": trial,
+            "right": trial < 1 + (length < 8192),
+            "forced": True,
+            "kept": 0.5,
+        }
         for length in lengths
         for depth in (0.1, 0.5, 0.9)
         for trial in range(2)
@@ -58,9 +88,27 @@ def refused(folder: Path, *args: str) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Results of both kinds, with others among them that are not to be drawn."""
-    measured = [stock(1024, 18_000_000_000), stock(2048, 40_000_000_000), stock(4096, 70_000_000_000, "out of memory while reading")]
-    write(tmp_path, "bench.jsonl", [{"benchmark": "other"}, bench("first", *measured), bench("large", *measured), bench("alone")])
-    write(tmp_path, "needle.jsonl", needles("streaming", (4096, 8192, 16384, 32768)) + needles("infinipot", (4096,), question="unknown"))
+    measured = [
+        stock(1024, 18_000_000_000),
+        stock(2048, 40_000_000_000),
+        stock(4096, 70_000_000_000, "out of memory while reading"),
+    ]
+    write(
+        tmp_path,
+        "bench.jsonl",
+        [
+            {"benchmark": "other"},
+            bench("first", *measured),
+            bench("large", *measured),
+            bench("alone"),
+        ],
+    )
+    write(
+        tmp_path,
+        "needle.jsonl",
+        needles("streaming", (4096, 8192, 16384, 32768))
+        + needles("infinipot", (4096,), question="unknown"),
+    )
     write(tmp_path, "needle-more.jsonl", needles("infinipot:pool=13", (4096, 8192)))
     return tmp_path
 
@@ -79,7 +127,10 @@ def test_both_panels(folder: Path) -> None:
 
 def test_what_is_missing_is_named(folder: Path) -> None:
     said = refused(folder, "--bench", "alone")
-    assert "bench.jsonl has no result of alone with the memory of stock" in said and "first, large" in said
+    assert (
+        "bench.jsonl has no result of alone with the memory of stock" in said
+        and "first, large" in said
+    )
     said = refused(folder, "--needle", "moby-dick")
     assert "'moby-dick'" in said and "small, number in essays" in said
     (folder / "needle-more.jsonl").unlink()

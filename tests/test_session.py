@@ -20,10 +20,18 @@ def session(config: PotConfig = SMALL, **options) -> Session:
 
 
 def state(of: Session) -> tuple:
-    return kept(of), of.logits.tolist(), of.stats.entries, of.stats.tokens_read, of.stats.distillations
+    return (
+        kept(of),
+        of.logits.tolist(),
+        of.stats.entries,
+        of.stats.tokens_read,
+        of.stats.distillations,
+    )
 
 
-@pytest.mark.parametrize("length", [30, 130, 900], ids=["fits", "needs a distillation to answer", "long"])
+@pytest.mark.parametrize(
+    "length", [30, 130, 900], ids=["fits", "needs a distillation to answer", "long"]
+)
 def test_ask_leaves_the_pot_as_it_was(length: int) -> None:
     one = session()
     one.append(TEXT[:length], question="Who?")
@@ -156,7 +164,10 @@ def test_stop_texts_and_ends() -> None:
     stop = answer[5:8]
     assert one.ask("Who?", max_tokens=40, stop=(stop,)) == answer[: answer.index(stop)]
     ids = list(one.stream_ids("Who?", max_tokens=40, pick=greedy, stop_ids=set()))
-    assert list(one.stream_ids("Who?", max_tokens=40, pick=greedy, stop_ids={ids[3], 96})) == ids[: ids.index(ids[3])]
+    assert (
+        list(one.stream_ids("Who?", max_tokens=40, pick=greedy, stop_ids={ids[3], 96}))
+        == ids[: ids.index(ids[3])]
+    )
 
 
 def test_seed_repeats() -> None:
@@ -191,13 +202,19 @@ def test_interrupted_reading_leaves_a_whole_pot() -> None:
         (lambda: PotConfig(pool=6), "must be odd"),
         (lambda: PotConfig(novelty=1.5), "between 0 and 1"),
         (lambda: PotConfig(pot_size=100, distill_to=100), "between 1 and 99"),
-        (lambda: PotConfig(pot_size=100, distill_to=10, sinks=8, recent=8), "do not fit in distill_to=10"),
+        (
+            lambda: PotConfig(pot_size=100, distill_to=10, sinks=8, recent=8),
+            "do not fit in distill_to=10",
+        ),
         (lambda: PotConfig(pot_size=1.5), "whole number"),
         (lambda: session().append([1, 2, 97]), "97 is not a token id"),
         (lambda: session().append([1, 2, -1]), "-1 is not a token id"),
         (lambda: session().append(torch.zeros(2, 3, dtype=torch.long)), "shape"),
         (lambda: session().append(iter(["a", 3])), "must yield str"),
-        (lambda: session(PotConfig(catalyst="question")).append(TEXT), "needs the question while reading"),
+        (
+            lambda: session(PotConfig(catalyst="question")).append(TEXT),
+            "needs the question while reading",
+        ),
         (lambda: Session(MODEL).append("text"), "no tokenizer"),
         (lambda: Session(MODEL).append([1, 2, 3]), "no tokenizer"),
         (lambda: Session(MODEL).ask("Why?"), "no tokenizer"),
@@ -272,7 +289,9 @@ def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(ModelRunner, "read", noted)
     for pieces in ([text], [text[i : i + 31] for i in range(0, len(text), 31)]):
-        session = Session(runner, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64))
+        session = Session(
+            runner, tokenizer, PotConfig(pot_size=200, distill_to=80, chunk_tokens=64)
+        )
         lengths.append([])
         session.append(iter(pieces), question="How many ships?")
         sessions.append(session)

@@ -1,0 +1,95 @@
+"""What fits in the pot is read exactly as without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import CATALYST, assert_close, random_ids
+from tiny import FAMILIES, make_tiny
+
+from infinipot import PotConfig, Session, generate
+
+PROSE = (
+    "The lighthouse keeper's daughter kept a ledger of every ship that passed the point, with the hour, the weather and the name of its "
+    "captain. In the winter of 1871 only eleven ships passed, and one of them, the Aurora, did not answer the lamp. "
+) * 4
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_stock(family: str, kv_heads: int, chunk: int) -> None:
+    model, ids = make_tiny(family, kv_heads=kv_heads), random_ids(200)
+    session = Session(model, None, PotConfig(pot_size=256, chunk_tokens=chunk))
+    session.append(ids, question=CATALYST)
+    assert session.stats.distillations == 0
+    assert_close(
+        f"{family} in chunks of {chunk}", session.logits, model(torch.tensor([ids])).logits[:, -1]
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_equals_stock(family: str) -> None:
+    model, ids = make_tiny(family), torch.tensor([random_ids(100)])
+    options = {"max_new_tokens": 64, "do_sample": False, "pad_token_id": 0}
+    stock = model.generate(ids, **options)
+    assert torch.equal(
+        stock, model.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=200), **options)
+    )
+
+
+def check_real_model(model, tokenizer) -> None:
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROSE + "\n\nWhich ship did not answer?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    ids = inputs["input_ids"]
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1]
+    for chunk in (7, 64, 512):
+        session = Session(
+            model, tokenizer, PotConfig(pot_size=512, chunk_tokens=chunk), template=False
+        )
+        session.append(ids)
+        assert_close(f"chunks of {chunk}", session.logits, expected)
+    stock = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+    pot = PotConfig(pot_size=512)
+    assert torch.equal(
+        stock,
+        model.generate(
+            **inputs, max_new_tokens=64, do_sample=False, custom_generate=generate, pot=pot
+        ),
+    )
+    session = Session(model, tokenizer, pot)
+    session.append(PROSE)
+    answer = session.ask("Which ship did not answer?", max_tokens=64)
+    assert answer == tokenizer.decode(stock[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+def test_smollm2_equals_stock(smollm2) -> None:
+    check_real_model(*smollm2)
+
+
+@pytest.mark.slow
+def test_qwen_equals_stock(qwen) -> None:
+    check_real_model(*qwen)
+
+
+def test_model_is_left_as_it_was() -> None:
+    model, ids = make_tiny("llama"), torch.tensor([random_ids(50)])
+    before = (
+        model(ids).logits,
+        model.config._attn_implementation,
+        sum(len(m._forward_hooks) for m in model.modules()),
+    )
+    session = Session(model, None, PotConfig(pot_size=32, distill_to=8))
+    session.append(ids, question=CATALYST)
+    after = (
+        model(ids).logits,
+        model.config._attn_implementation,
+        sum(len(m._forward_hooks) for m in model.modules()),
+    )
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]

@@ -1,0 +1,127 @@
+"""The same on a GPU: exact when it fits, bounded when it does not, the same answer from the same pot."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from tiny import FAMILIES, make_tiny
+
+from infinipot import PotConfig, Session, generate
+from infinipot.model.runner import ModelRunner
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_stock_and_the_cpu(family: str, chunk: int) -> None:
+    ids = random_ids(200)
+    model = make_tiny(family).cuda()
+    session = Session(model, None, PotConfig(pot_size=256, chunk_tokens=chunk))
+    session.append(ids, question=CATALYST)
+    assert_close("fits", session.logits, model(torch.tensor([ids], device="cuda")).logits[:, -1])
+    small = PotConfig(pot_size=64, distill_to=24, chunk_tokens=chunk, pool=3)
+    sessions = [Session(m, None, small) for m in (model, make_tiny(family))]
+    for one in sessions:
+        one.append(ids, question=CATALYST)
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("distilled", sessions[0].logits.cpu(), sessions[1].logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_norms_are_found_and_given_back(family: str) -> None:
+    model = make_tiny(family).to("cuda", torch.bfloat16)
+    norms = [module for module in model.modules() if "RMSNorm" in type(module).__name__]
+    runner = ModelRunner(model)
+    assert len(runner.norms) == len(norms)
+    ids = torch.tensor([random_ids(90)], device="cuda")
+    session = Session(runner, None, PotConfig(pot_size=128))
+    session.append(ids, question=CATALYST)
+    assert not any("forward" in module.__dict__ for module in norms)
+    assert_close("stock", session.logits, model(ids).logits[:, -1], tolerance=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype, tmp_path) -> None:
+    model = make_tiny("llama").to("cuda", dtype)
+    session = Session(model, None, PotConfig(pot_size=128, distill_to=48))
+    session.append(random_ids(1000), question=CATALYST)
+    assert session.stats.peak_entries == 128
+    before = session.logits
+    answer = list(session.stream_ids(random_ids(9), max_tokens=100, pick=greedy, stop_ids=set()))
+    assert torch.equal(session.logits, before)
+    session.save(tmp_path / "a.pot")
+    again = Session.load(tmp_path / "a.pot", model)
+    assert (
+        list(again.stream_ids(random_ids(9), max_tokens=100, pick=greedy, stop_ids=set())) == answer
+    )
+
+
+def test_generate() -> None:
+    model, ids = make_tiny("qwen2").cuda(), torch.tensor([random_ids(100)], device="cuda")
+    options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(
+        model.generate(ids, **options),
+        model.generate(ids, custom_generate=generate, pot=PotConfig(pot_size=256), **options),
+    )
+
+
+def test_threads_read_and_answer_with_recordings() -> None:
+    """Cycles and steps of several threads are recorded and replayed one after the other, in memory that they share."""
+    runner = ModelRunner(make_tiny("llama", vocab=20_000).to("cuda", torch.bfloat16))
+
+    def work(seed: int) -> tuple[list[int], list]:
+        session = Session(runner, None, PotConfig(pot_size=64, distill_to=24, chunk_tokens=16))
+        session.append(random_ids(600, seed=seed), question=CATALYST)
+        options = {"max_tokens": 40, "pick": greedy, "stop_ids": set(), "keep": True}
+        return list(session.stream_ids(random_ids(5, seed=seed), **options)), kept(session)
+
+    expected = [work(seed) for seed in range(4)]
+    for _ in range(3):
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(work, range(4))) == expected
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("output", [0, 1])
+def test_layers_on_two_devices(output: int, tmp_path: Path) -> None:
+    """Each layer's entries are where the layer is; reading, distilling, answering and loading are those of one device. output: where the
+    output layer is, beside the embeddings (as when they are tied) or behind the last layer."""
+    from transformers import AutoModelForCausalLM
+
+    one = make_tiny("llama", layers=4, vocab=20_000).cuda()
+    one.save_pretrained(tmp_path / "model")
+    places = {f"model.layers.{number}": number // 2 for number in range(4)}
+    places |= {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": output}
+    two = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=places, dtype=torch.float32
+    ).eval()
+    config = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
+    sessions = [Session(model, None, config) for model in (one, two)]
+    for session in sessions:
+        session.append(random_ids(300), question=CATALYST)
+    assert [layer.keys.device.index for layer in sessions[1].pot.bounded] == [0, 0, 1, 1]
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("logits", sessions[1].logits.cpu(), sessions[0].logits.cpu())
+    sessions[1].save(tmp_path / "a.pot")
+    sessions.append(Session.load(tmp_path / "a.pot", two))
+    options = {"max_tokens": 60, "pick": greedy, "keep": True, "stop_ids": set()}
+    said = [list(session.stream_ids([5, 6, 7], **options)) for session in sessions]
+    assert said[0] == said[1] == said[2]
+    assert kept(sessions[1]) == kept(sessions[2])
+    ids, decoding = (
+        torch.tensor([random_ids(100)], device="cuda:0"),
+        {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0},
+    )
+    answers = [
+        model.generate(ids, custom_generate=generate, pot=config, **decoding)
+        for model in (one, two)
+    ]
+    assert torch.equal(*answers)

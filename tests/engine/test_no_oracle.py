@@ -1,0 +1,59 @@
+"""What was evicted is gone: later text is read from the pot and from nothing else."""
+
+from __future__ import annotations
+
+import torch
+from helpers import CATALYST, kept, random_ids
+from tiny import make_tiny
+
+from infinipot import PotConfig, Session
+
+
+def distilled(model, ids: list[int], **options) -> Session:
+    session = Session(model, None, PotConfig(pot_size=64, distill_to=24, **options))
+    session.append(ids, question=CATALYST)
+    return session
+
+
+def test_changing_a_token_evicted_everywhere_changes_nothing_later() -> None:
+    """One layer: a token's entry does not touch its neighbours' entries, so once evicted everywhere it can have left no trace at all."""
+    model, ids = make_tiny("llama", layers=1), random_ids(200)
+    one = distilled(model, ids, policy="streaming")
+    gone = set(range(200)) - {place for layer in kept(one) for head in layer for place in head}
+    changed = list(ids)
+    changed[60] = (ids[60] + 1) % 97
+    assert 60 in gone
+    other = distilled(model, changed, policy="streaming")
+    assert kept(one) == kept(other)
+    for session in (one, other):
+        session.append(random_ids(100, seed=9), question=CATALYST)
+    assert torch.equal(one.logits, other.logits)
+    for mine, yours in zip(one.pot.bounded, other.pot.bounded, strict=True):
+        assert torch.equal(mine.keys[:, :, : mine.length], yours.keys[:, :, : yours.length])
+
+
+def test_later_text_depends_on_the_pot_alone() -> None:
+    """A pot that carries nothing but its entries, in memory full of something else, reads on to the same bits."""
+    model = make_tiny("qwen2")
+    one = distilled(model, random_ids(200))
+    fresh = Session(model, None, one.config)
+    tensors, numbers = one.pot.state()
+    fresh.pot.restore({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+    for layer in fresh.pot.bounded:
+        for buffer in (layer.keys, layer.values, layer.rotated):
+            buffer[:, :, layer.length :] = (
+                torch.nan
+            )  # whatever lies in free slots is never looked at
+    for session in (one, fresh):
+        session.append(random_ids(150, seed=3), question=CATALYST)
+    assert kept(one) == kept(fresh)
+    assert torch.equal(one.logits, fresh.logits)
+
+
+def test_the_catalyst_leaves_nothing_behind() -> None:
+    """Novelty alone chooses, so another catalyst may change the scores but not what is read."""
+    model, ids = make_tiny("llama"), random_ids(60)
+    one, other = (Session(model, None, PotConfig(pot_size=64, distill_to=24)) for _ in range(2))
+    one.append(ids, question=[1, 2, 3])
+    other.append(ids, question=[90, 91, 92])
+    assert torch.equal(one.logits, other.logits)
