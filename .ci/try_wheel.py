@@ -1,4 +1,5 @@
-"""Does an installed InfiniPot work? Version, an answer, a server; run by the Python of the environment it is installed in."""
+"""Does an installed InfiniPot work? Version, an answer, a server; run by the Python of the
+environment it is installed in."""
 
 from __future__ import annotations
 
@@ -31,8 +32,16 @@ def served() -> str:
                 break
             except OSError:
                 time.sleep(0.1)
-        body = {"model": "smollm2", "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 12}
-        request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        body = {
+            "model": "smollm2",
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 12,
+        }
+        request = urllib.request.Request(
+            f"{address}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
         return str(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
     finally:
         server.terminate()
@@ -41,6 +50,9 @@ def served() -> str:
 
 if __name__ == "__main__":
     print(said("--version").strip())
-    for answer in (said("generate", "smollm2", "-p", "What is the capital of France?", "--max-tokens", "12"), served()):
+    for answer in (
+        said("generate", "smollm2", "-p", "What is the capital of France?", "--max-tokens", "12"),
+        served(),
+    ):
         print(answer.strip())
         assert "Paris" in answer

@@ -1,8 +1,10 @@
-"""How fast answers are made that stay in their pots, one alone and eight in one forward pass: with novelty, and without.
+"""How fast answers are made that stay in their pots, one alone and eight in one forward pass: with
+novelty, and without.
 
     python benchmarks/answers_together.py [MODEL] [--tokens 16] [--rounds 3]
 
-MODEL: `tiny` (random weights) or whatever `infinipot` takes. The server's step, without the server. Medians, tokens/s of all answers together.
+MODEL: `tiny` (random weights) or whatever `infinipot` takes. The server's step, without the server.
+Medians, tokens/s of all answers together.
 """
 
 from __future__ import annotations
@@ -53,7 +55,10 @@ def main() -> None:
     sys.path.insert(0, str(TESTS))
     from live import tiny
 
-    model, tokenizer = tiny() if args.model == "tiny" else load(args.model)
+    if args.model == "tiny":
+        model, tokenizer = tiny()
+    else:
+        model, tokenizer = load(args.model)
     runner = ModelRunner(model)
     speed(runner, tokenizer, 2, 0.25, 4)  # warm up
     cases = [(count, novelty) for count in (1, 8) for novelty in (0.25, 0.0)]

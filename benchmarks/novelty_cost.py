@@ -1,8 +1,10 @@
-"""What novelty (NuC) costs: the time to read a text with it, relative to the time without, in one run.
+"""What novelty (NuC) costs: the time to read a text with it, relative to the time without, in one
+run.
 
     python benchmarks/novelty_cost.py [MODEL] [--tokens 6000] [--rounds 5]
 
-Both readings distil at the same places with the same catalyst; they take turns, and the result is the median of the rounds' ratios.
+Both readings distil at the same places with the same catalyst; they take turns, and the result is
+the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def seconds(runner: object, ids: list[int], novelty: float) -> float:
 
 def rounds(runner: object, ids: list[int], count: int) -> Iterator[tuple[float, float]]:
     for number in range(count):
-        without, with_novelty = seconds(runner, ids, 0.0), seconds(runner, ids, 0.5)
+        without = seconds(runner, ids, 0.0)
+        with_novelty = seconds(runner, ids, 0.5)
         print(
             f"round {number + 1}: {without:.2f} s without, {with_novelty:.2f} s with",
             file=sys.stderr,

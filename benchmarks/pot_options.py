@@ -2,8 +2,9 @@
 
     python benchmarks/pot_options.py [MODEL] [--tokens 12000] [--pot-size 1024] [--file TEXT]
 
-Per option: the mean loss per token of the text, given what the pot held at that moment (nats; its exponential is the streaming perplexity),
-the distillations it took, how full the survivors leave the pot on average over layers, the pot's bytes and the time, relative to the default.
+Per option: the mean loss per token of the text, given what the pot held at that moment (nats; its
+exponential is the streaming perplexity), the distillations it took, how full the survivors leave
+the pot on average over layers, the pot's bytes and the time, relative to the default.
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ if __name__ == "__main__":
     from infinipot.model.runner import ModelRunner
 
     model, tokenizer = load(args.model)
-    text = (
-        args.file.read_text("utf-8") if args.file else "\n".join(pydoc_data.topics.topics.values())
-    )
+    if args.file:
+        text = args.file.read_text("utf-8")
+    else:
+        text = "\n".join(pydoc_data.topics.topics.values())
     ids = tokenizer.encode(text[: 8 * args.tokens], add_special_tokens=False)[: args.tokens]
-    runner, rows = ModelRunner(model), {}
+    runner = ModelRunner(model)
+    rows = {}
     read(runner, ids[:1500], args.pot_size, {})  # warm up
     for name, options in VARIANTS.items():
         rows[name] = row = read(runner, ids, args.pot_size, options)

@@ -1,4 +1,5 @@
-"""How fast a model's weights read on a GPU with the infinipot that Python finds first: for comparing versions of the engine.
+"""How fast a model's weights read on a GPU with the infinipot that Python finds first: for
+comparing versions of the engine.
 
     python benchmarks/reading_speed.py MODEL [--tokens 32768]
     git worktree add ../first f1abd63 && PYTHONPATH=../first python benchmarks/reading_speed.py MODEL      # the first version

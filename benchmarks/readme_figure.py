@@ -1,10 +1,13 @@
-"""README's opening figure from results: memory against tokens read, in a pot and by stock transformers; and which needles were found.
+"""README's opening figure from results: memory against tokens read, in a pot and by stock
+transformers; and which needles were found.
 
-    python benchmarks/readme_figure.py [--results benchmarks/results] [--out docs/figure] [--bench MODEL] [--needle TEXT]
+    python benchmarks/readme_figure.py [--results benchmarks/results] [--out docs/figure] [--bench
+    MODEL] [--needle TEXT]
 
-Left: the newest document of bench.jsonl that has stock beside it (`infinipot bench MODEL --compare stock`). Right: the map with most cells
-among the records of policy infinipot in needle*.jsonl (`infinipot needle MODEL --out FOLDER`). Writes OUT.png and OUT.svg, made to be seen
-900 pixels wide.
+Left: the newest document of bench.jsonl that has stock beside it (`infinipot bench MODEL --compare
+stock`). Right: the map with most cells among the records of policy infinipot in needle*.jsonl
+(`infinipot needle MODEL --out FOLDER`). Writes OUT.png and OUT.svg, made to be seen 900 pixels
+wide.
 """
 
 from __future__ import annotations
@@ -24,9 +27,13 @@ SIZE = (9.6, 3.9)
 
 
 def compared(folder: Path, model: str | None) -> dict[str, Any]:
-    """The newest result of `infinipot bench` in which both a pot's and stock's memory were measured, of this model if one is named."""
+    """The newest result of `infinipot bench` in which both a pot's and stock's memory were
+    measured, of this model if one is named."""
     path = folder / "bench.jsonl"
-    lines = results.lines(path) if path.exists() else []
+    if path.exists():
+        lines = results.lines(path)
+    else:
+        lines = []
     documents = [line for line in lines if line.get("benchmark") == "bench"]
     whole = [
         document
@@ -46,7 +53,8 @@ def compared(folder: Path, model: str | None) -> dict[str, Any]:
 
 
 def mapped(folder: Path, text: str) -> list[Record]:
-    """The records of the needle map with most cells, the first of several; text: only maps in whose name it stands."""
+    """The records of the needle map with most cells, the first of several; text: only maps in whose
+    name it stands."""
     maps: dict[str, list[Record]] = {}
     for path in sorted(folder.glob(f"{needle.NAME}*.jsonl")):
         for record in results.lines(path):
@@ -73,7 +81,8 @@ def mapped(folder: Path, text: str) -> list[Record]:
 def draw(document: dict[str, Any], records: list[Record], path: Path) -> list[Path]:
     made = charts.figure(*SIZE)
     left, right = made.subplots(1, 2, width_ratios=(1, 1.05))
-    model, machine = document["model"], document["machine"]
+    model = document["model"]
+    machine = document["machine"]
     figure.panel(left, document, "peak_bytes", 1e9, "")
     where = f"{model['name']}, {model['dtype']}, {machine['gpu'] or machine['cpu']}"
     made_with = (
@@ -84,7 +93,8 @@ def draw(document: dict[str, Any], records: list[Record], path: Path) -> list[Pa
     left.set_ylim(0, 1.4 * left.get_ylim()[1])  # room for the legend above the curves
     left.legend(fontsize=9, loc="upper left", framealpha=1, edgecolor="white")
 
-    first, cells = records[0], next(iter(report.shares(records).values()))
+    first = records[0]
+    cells = next(iter(report.shares(records).values()))
     lengths, depths = (sorted({record[name] for record in records}) for name in ("length", "depth"))
     image = charts.heat_map(right, cells, lengths, depths, tokens)
     facts = [

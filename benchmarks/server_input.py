@@ -1,9 +1,11 @@
-"""Bad input in bulk: requests made from the server's own OpenAPI document and by spoiling good ones.
+"""Bad input in bulk: requests made from the server's own OpenAPI document and by spoiling good
+ones.
 
     python benchmarks/server_input.py [--requests 10000]
 
-A server with a tiny model gets them all, half of each kind, from four clients at once. Only documented answers are allowed, never a failure
-inside; afterwards it must answer as before. How much memory it held before and after is in the result.
+A server with a tiny model gets them all, half of each kind, from four clients at once. Only
+documented answers are allowed, never a failure inside; afterwards it must answer as before. How
+much memory it held before and after is in the result.
 """
 
 from __future__ import annotations
@@ -60,11 +62,13 @@ def before_call(context, case, kwargs):
         if isinstance(case.body, dict) and isinstance(case.body.get(name), int) and case.body[name] > 64:
             case.body[name] = 64
 """
-"""An answer may be as long as is asked for, and this model never ends one: what would take hours is asked for shorter."""
+"""An answer may be as long as is asked for, and this model never ends one: what would take hours is
+asked for shorter."""
 
 
 def generated(address: str, count: int) -> tuple[int, str]:
-    """schemathesis' exit code and the end of what it said. It makes about so many requests, the same number for each operation."""
+    """schemathesis' exit code and the end of what it said. It makes about so many requests, the
+    same number for each operation."""
     operations = 16
     command = [
         Path(sys.executable).parent / "schemathesis",

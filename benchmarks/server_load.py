@@ -1,10 +1,13 @@
-"""Many clients at one server: no errors, no cross-talk, no growth; and how much faster eight answers are made together than one.
+"""Many clients at one server: no errors, no cross-talk, no growth; and how much faster eight
+answers are made together than one.
 
     python benchmarks/server_load.py [MODEL] [--clients 32] [--seconds 600]
 
-MODEL: `tiny` (random weights, the default) or whatever `infinipot serve` takes. Every client has a conversation of its own, again and again:
-some are long enough to be distilled, some answers are streamed, and now and then a client leaves in the middle and asks again. A
-conversation begins with words of its own, and its answers are first asked for with nobody else there; under load they must be the same.
+MODEL: `tiny` (random weights, the default) or whatever `infinipot serve` takes. Every client has a
+conversation of its own, again and again: some are long enough to be distilled, some answers are
+streamed, and now and then a client leaves in the middle and asks again. A conversation begins with
+words of its own, and its answers are first asked for with nobody else there; under load they must
+be the same.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ TURNS = 3
 
 class Clients:
     def __init__(self, address: str, name: str, pot_size: int) -> None:
-        self.address, self.name, self.pot_size = address, name, pot_size
+        self.address = address
+        self.name = name
+        self.pot_size = pot_size
         self.expected: dict[int, list[str]] = {}
         self.count: Counter[str] = Counter()
         self.peak = 0
@@ -110,15 +115,20 @@ class Clients:
 
 
 async def answer(address: str, body: dict[str, Any]) -> tuple[float, float]:
-    """When the first piece of a streamed answer came, and when its end did. The bytes are only counted, in one thread for all clients: what a
-    client makes of them takes cores from the server, and is no figure of its."""
-    place, content = urlsplit(address), json.dumps(body).encode()
+    """When the first piece of a streamed answer came, and when its end did. The bytes are only
+    counted, in one thread for all clients: what a client makes of them takes cores from the server,
+    and is no figure of its."""
+    place = urlsplit(address)
+    content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(content)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + content)
-    said, began, end = b"", 0.0, 0.0
+    said = b""
+    began = 0.0
+    end = 0.0
     while block := await reader.read(1 << 16):
-        said, end = said + block, time.perf_counter()
+        said = said + block
+        end = time.perf_counter()
         if not began and said.count(b"data: ") > 1:  # the first only names the role
             began = end
     writer.close()
@@ -157,7 +167,8 @@ def slope(samples: list[tuple[float, float]]) -> float:
 def growth(samples: list[tuple[float, float]]) -> float:
     """Bytes by which the last quarter is above the second, on average."""
     quarter = len(samples) // 4
-    second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+    second = samples[quarter : 2 * quarter]
+    last = samples[-quarter:]
     return statistics.fmean(size for _, size in last) - statistics.fmean(size for _, size in second)
 
 
@@ -180,7 +191,10 @@ def main() -> int:
     )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = tiny(Path(folder) / "tiny") if args.model == "tiny" else args.model
+        if args.model == "tiny":
+            model = tiny(Path(folder) / "tiny")
+        else:
+            model = args.model
         options = [
             "--pot-size",
             str(args.pot_size),
@@ -217,7 +231,8 @@ def main() -> int:
             ]
             for thread in threads:
                 thread.start()
-            samples, process = [], psutil.Process(pid)
+            samples = []
+            process = psutil.Process(pid)
             while time.monotonic() < until:
                 time.sleep(1)
                 samples.append((time.monotonic(), process.memory_info().rss))

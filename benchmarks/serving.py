@@ -1,4 +1,5 @@
-"""A server process of its own for benchmarks, with the embedded model, another one, or a tiny random one."""
+"""A server process of its own for benchmarks, with the embedded model, another one, or a tiny
+random one."""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""One core and a hard limit on memory: a long text is read in a pot, and stock transformers dies at some length.
+"""One core and a hard limit on memory: a long text is read in a pot, and stock transformers dies at
+some length.
 
-    python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512] [--distill-to 256] [--chunk-tokens 128]
+    python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512]
+    [--distill-to 256] [--chunk-tokens 128]
 
-The limit is `ulimit -d` (RLIMIT_DATA), which Linux enforces on any user: memory that belongs to the process alone, its weights among it, in
-use or only reserved. (`ulimit -v` counts the address space of torch's libraries too, 600 MB before anything is done; a limit on resident
-memory is not enforced.) The peak of resident memory, libraries included, is measured beside. The weights are bfloat16 from a folder as the
-Hub has them; the embedded model is a GGUF file, whose unpacking takes more, so it is unpacked into such a folder first, without the limit.
+The limit is `ulimit -d` (RLIMIT_DATA), which Linux enforces on any user: memory that belongs to the
+process alone, its weights among it, in use or only reserved. (`ulimit -v` counts the address space
+of torch's libraries too, 600 MB before anything is done; a limit on resident memory is not
+enforced.) The peak of resident memory, libraries included, is measured beside. The weights are
+bfloat16 from a folder as the Hub has them; the embedded model is a GGUF file, whose unpacking takes
+more, so it is unpacked into such a folder first, without the limit.
 """
 
 from __future__ import annotations
@@ -132,11 +136,10 @@ def stock_reads(model: Path, tokens: int, limit: int) -> bool:
     child = confined(command, limit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, problem = child.communicate()
     if child.returncode:
-        reason = (
-            problem.strip().splitlines()[-1][:160]
-            if problem.strip()
-            else f"signal {-child.returncode}"
-        )
+        if problem.strip():
+            reason = problem.strip().splitlines()[-1][:160]
+        else:
+            reason = f"signal {-child.returncode}"
         print(f"stock, {tokens:,} tokens: died ({reason})", file=sys.stderr)
         if (
             "alloc" not in problem.lower()
@@ -150,17 +153,25 @@ def stock_reads(model: Path, tokens: int, limit: int) -> bool:
 
 
 def death(model: Path, limit: int, most: int) -> tuple[int, int]:
-    """The longest text that stock read and the shortest at which it died, STEP apart. Doubles the length first."""
-    alive, length = 0, STEP
+    """The longest text that stock read and the shortest at which it died, STEP apart. Doubles the
+    length first."""
+    alive = 0
+    length = STEP
     while stock_reads(model, length, limit):
-        alive, length = length, 2 * length
+        alive = length
+        length = 2 * length
         if length > most:
             raise SystemExit(
                 f"stock reads {alive:,} tokens within {limit} MiB: choose a smaller --limit"
             )
     while length - alive > STEP:
         middle = (alive + length) // 2 // STEP * STEP
-        alive, length = (middle, length) if stock_reads(model, middle, limit) else (alive, middle)
+        if stock_reads(model, middle, limit):
+            alive = middle
+            length = length
+        else:
+            alive = alive
+            length = middle
     return alive, length
 
 

@@ -1,8 +1,9 @@
 """Python's own language reference, read in a pot of 1,024 entries by a model of 135M parameters.
 
-The text is what `help()` shows: the topics that come with every Python, in alphabetical order, from `specialnames` on until there are 33,000
-tokens, four times as many as the model's window. The question is known while reading, so it is the catalyst. For comparison the same model
-answers from the two ends of the text, cut to the same budget.
+The text is what `help()` shows: the topics that come with every Python, in alphabetical order, from
+`specialnames` on until there are 33,000 tokens, four times as many as the model's window. The
+question is known while reading, so it is the catalyst. For comparison the same model answers from
+the two ends of the text, cut to the same budget.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import pydoc_data.topics  # noqa: E402
 from infinipot import PotConfig, Session, load  # noqa: E402
 
 QUESTION = "Which section of the Unicode Standard describes the casefolding algorithm?"
-EXPECTED, SENTENCE = "3.13", r"The casefolding algorithm is\s+described in section 3\.13[^.]*\."
-FIRST_TOPIC, TOKENS = "specialnames", 33_000
+EXPECTED = "3.13"
+SENTENCE = r"The casefolding algorithm is\s+described in section 3\.13[^.]*\."
+FIRST_TOPIC = "specialnames"
+TOKENS = 33_000
 POT = PotConfig(pot_size=1024, distill_to=640, novelty=0.0, pool=13, recent=0)
 ANSWER = {"max_tokens": 48, "stop": ("\n\n",)}
 
@@ -55,7 +58,8 @@ def main() -> None:
     print("Loading SmolLM2-135M-Instruct (embedded) ...", flush=True)
     model, tokenizer = load("smollm2")
     text, last = reference(tokenizer)
-    window, total = model.config.max_position_embeddings, len(tokenizer.encode(text))
+    window = model.config.max_position_embeddings
+    total = len(tokenizer.encode(text))
     print(
         f"Reading Python {sys.version.split()[0]}'s reference, topics {FIRST_TOPIC} to {last}: {total:,} tokens"
     )
@@ -86,7 +90,8 @@ def main() -> None:
     print(
         f"The answer {'holds' if EXPECTED in answer else 'does not hold'} the text's {EXPECTED!r}.\n"
     )
-    stats, mib = session.stats, 2**20
+    stats = session.stats
+    mib = 2**20
     print(
         f"{stats.tokens_read:,} tokens read in {took:.0f} s ({stats.tokens_read / took:,.0f} tokens/s), {stats.distillations} distillations"
     )
