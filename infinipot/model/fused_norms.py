@@ -60,7 +60,8 @@ def fused(norms: list[Norm]) -> Iterator[None]:
     """Run each of these modules as one kernel inside the context."""
     try:
         for module, eps, kind in norms:
-            module.forward = partial(launch.rms_norm, weight=module.weight, eps=eps, kind=kind)  # type: ignore[method-assign, arg-type]
+            kernel = partial(launch.rms_norm, weight=module.weight, eps=eps, kind=kind)  # type: ignore[arg-type]
+            module.forward = kernel  # type: ignore[method-assign]
         yield
     finally:
         for module, *_ in norms:
