@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from infinipot import pot_file
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig, Sampling
-from infinipot.engine.decode import Answer, Generation, answer
+from infinipot.engine.answer import Answer
+from infinipot.engine.decode import Generation, answer
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import Progress, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
