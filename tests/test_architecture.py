@@ -73,6 +73,53 @@ def test_files_are_short() -> None:
         )
 
 
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+FOREIGN = {"infinipot.custom_generate.generate"}
+"""Functions whose parameters another library names."""
+
+
+def functions() -> list[tuple[str, FUNCTION]]:
+    """All functions but kernels and the commands of the command line, whose parameters are their options."""
+    found = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, FUNCTION)
+                and module != "infinipot.kernels.triton"
+                and not any(
+                    ".command(" in ast.unparse(decorator) for decorator in node.decorator_list
+                )
+            ):
+                found.append((f"{module}.{node.name}", node))
+    return found
+
+
+def test_functions_are_short() -> None:
+    for name, node in functions():
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        assert lines <= 40, f"{name} has {lines} lines: cut it into named steps"
+
+
+def test_functions_have_few_parameters() -> None:
+    for name, node in functions():
+        parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = sum(parameter.arg not in ("self", "cls") for parameter in parameters)
+        assert count <= 6 or name in FOREIGN, f"{name} has {count} parameters: group them"
+
+
+def test_no_packed_assignments() -> None:
+    """`a, b = x, y` has to be read twice. Swaps, where one depends on the other, are few."""
+    packed = [
+        f"{module}:{node.lineno}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
+    ]
+    assert len(packed) <= 3, packed
+
+
 def test_import_does_no_work() -> None:
     code = "import sys, infinipot; print(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))"
     assert (
