@@ -10,8 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
+from infinipot.catalysts import KINDS
 from infinipot.config import PotConfig
 from infinipot.policies import Policy
+from infinipot.policies.options import check_prompt
 from infinipot.scoring.selection import apportion
 
 
@@ -60,6 +62,7 @@ class Plan:
         budgets that do not fit."""
         policy = config.policy
         needs = policy.needs()
+        check_prompt("catalyst", catalyst, KINDS)
         if catalyst is None:
             catalyst = policy.catalyst
         budgets = budgets_of(config, layers)
@@ -115,6 +118,7 @@ class Plan:
         layers = tuple(LayerPlan(**layer) for layer in saved["layers"])
         if [layer.size for layer in layers] != [layer.size for layer in self.layers]:
             raise KeyError("the layers have other sizes than the options say")
+        check_prompt("catalyst", saved["catalyst"], KINDS)
         return dataclasses.replace(self, layers=layers, catalyst=saved["catalyst"], undecided=False)
 
 

@@ -495,7 +495,7 @@ def test_the_command_from_rows_to_prediction_files(
         (["--data", "no/such"], "there is no folder no/such"),
         (["--data", "DATA", "--tasks", "trek"], "did you mean 'trec'"),
         (["--data", "DATA", "--half", "left"], "even or odd"),
-        (["--data", "DATA", "--against", "full"], "not among the policies given"),
+        (["--data", "DATA", "--against", "full"], "is not one of the policies"),
         (["--data", "DATA", "--system", "Be kind."], "--system is not possible here"),
     ],
 )

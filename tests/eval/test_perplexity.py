@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from infinipot.cli import main
-from infinipot.engine import distill
+from infinipot.engine.cuda_graphs import GraphCache
 from infinipot.eval.methods import method, methods
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.perplexity import Stream, pieces, plan, smoothed, table
@@ -80,14 +80,14 @@ def test_no_loss_is_lost_where_whole_cycles_run_at_once(
     }
     ran: list[bool] = []
 
-    def at_once(runner: Any, pot: Any, key: Any, ids: Any, catalyst: Any, run: Any) -> bool:
+    def at_once(cache: GraphCache, pot: Any, key: Any, ids: Any, catalyst: Any, run: Any) -> bool:
         fits = bool(pot.distillations) and not pot.fresh.shape[1]
         if fits:
             run(ids, catalyst)
         ran.append(fits)
         return fits
 
-    monkeypatch.setattr(distill, "cycle", at_once)
+    monkeypatch.setattr(GraphCache, "cycle", at_once)
     for label, records in expected.items():
         assert stream(tiny, label, book).run(replica) == records
     assert not ran
