@@ -15,11 +15,10 @@ def known(what: str, value: str, allowed: Iterable[str]) -> None:
     if value in names:
         return
     near = difflib.get_close_matches(value, names, n=1)
+    hint = ""
     if near:
-        hint = f"did you mean {near[0]!r}? "
-    else:
-        hint = ""
-    raise ValueError(f"unknown {what} {value!r}; {hint}(known: {', '.join(names)})")
+        hint = f"; did you mean {near[0]!r}?"
+    raise ValueError(f"unknown {what} {value!r}{hint} (known: {', '.join(names)})")
 
 
 def within(what: str, value: float, low: float, high: float | None = None) -> None:

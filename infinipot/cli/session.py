@@ -19,6 +19,7 @@ from infinipot.cli.source import Source
 
 if TYPE_CHECKING:
     from infinipot import PotConfig, Sampling, Session
+    from infinipot.policies import Policy
 
 
 @dataclasses.dataclass
@@ -86,9 +87,11 @@ def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
     from infinipot.pot_file import config_of, describe, in_force
 
     header = describe(pot)
-    policy = None
+    policy: Policy | type[Policy] | None = None
     if ":" in (options["policy"] or ""):
         policy = parse_policy(options["policy"])
+        if "(" not in options["policy"]:  # the class alone: the file has its options
+            policy = type(policy)
     saved = config_of(pot, header, policy)
     shown, plan = in_force(pot, header, policy)
     options.check_use([saved.policy])

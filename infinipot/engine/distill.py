@@ -122,6 +122,11 @@ class Distiller:
         policy = self.plan.policy
         budget = min(self.plan.layers[place].budget, observation.index.shape[-1])
         scores = policy.judge(observation)
+        if scores is not None and scores.shape != observation.index.shape:
+            raise ValueError(
+                f"policy {policy.name!r} gave scores of shape {tuple(scores.shape)}: "
+                f"they must be [B, K, P] = {tuple(observation.index.shape)}"
+            )
         indices = policy.choose(observation, scores, budget)
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
         past = None

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from infinipot.catalysts import KINDS
+from infinipot.checks import known
 from infinipot.config import PotConfig
 from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
@@ -61,7 +62,7 @@ class Plan:
         """The plan for a model with this number of bounded layers. Raises ValueError for layer
         budgets that do not fit."""
         policy = config.policy
-        needs = policy.needs()
+        needs = checked_needs(policy)
         check_prompt("catalyst", catalyst, KINDS)
         if catalyst is None:
             catalyst = policy.catalyst
@@ -137,6 +138,25 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
         pool=pool,
         pool_mode=pool_mode,
     )
+
+
+OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay")
+
+
+def checked_needs(policy: Policy) -> frozenset[str]:
+    """What must be observed for a policy. Raises ValueError for a policy that asks for something
+    unknown, or leaves out what an observation depends on."""
+    needs = frozenset(policy.needs())
+    for name in needs:
+        known(f"observation in the needs of policy {policy.name!r}:", name, OBSERVABLE)
+    if "newest" in needs and not (isinstance(policy.window, int) and policy.window >= 1):
+        raise ValueError(
+            f"policy {policy.name!r} needs 'newest', with window={policy.window!r}: "
+            "give it an option `window`, a whole number of at least 1"
+        )
+    if "replay" in needs:  # the text is read again after the catalyst
+        needs |= {"catalyst"}
+    return needs
 
 
 def other_kind(catalyst: str | None) -> str:

@@ -31,7 +31,7 @@ class Observation:
     catalyst         [B, K, P]     CaP representativeness: attention from all rows of the catalyst, summed
     received         [B, K, P]     attention from all tokens read since the entry, summed
     newest           [B, K, P]     attention from the newest `window` tokens, summed
-    replay           [B, K, P]     maximum attention from any row, while the text is read again behind the catalyst
+    replay           [B, K, P]     maximum attention from any row, while the text is read again
     past             [B, K, S]     scores of the first S entries at the last distillation; None if not stored
     sinks, recent                  number of first and of last entries that must stay
     window                         number of tokens in `newest`

@@ -119,10 +119,19 @@ def literals(arguments: str, text: str) -> dict[str, Any]:
     try:
         call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-            raise ValueError("options stand in parentheses, as in Class(alpha=0.3)")
-        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+            raise ValueError("each option needs its name, in parentheses, as in Class(alpha=0.3)")
+        return {str(keyword.arg): _literal(keyword) for keyword in call.keywords}
     except (SyntaxError, ValueError) as problem:
         raise ValueError(f"policy {text!r} cannot be read: {problem}") from None
+
+
+def _literal(keyword: ast.keyword) -> Any:
+    try:
+        return ast.literal_eval(keyword.value)
+    except ValueError:
+        raise ValueError(
+            f"{ast.unparse(keyword)}: a value is a number, a quoted text, True, False, None or a tuple"
+        ) from None
 
 
 def documentation(policy: type[Policy]) -> dict[str, str]:

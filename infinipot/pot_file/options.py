@@ -55,7 +55,7 @@ def config_of(
         config = PotConfig(**fields, policy=filled_by)
     except PotFileError:
         raise
-    except (TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError) as problem:
         raise PotFileError(
             f"{path} was filled with options that this infinipot does not have: {problem}"
         ) from problem

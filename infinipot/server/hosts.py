@@ -8,6 +8,7 @@ browser still sends that name as Host, and no site can have an address or "local
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,11 +42,18 @@ class Hosts:
         )
 
 
+PORT = re.compile(r"(.*?)(:\d*)?")
+
+
 def name_of(host: str) -> str:
-    """A host without port and brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return (host if host.count(":") > 1 else host.partition(":")[0]).lower().removesuffix(".")
+    """A host without port and brackets. What has another form is returned as it is."""
+    name = host
+    if host.startswith("[") or host.count(":") == 1:
+        match = PORT.fullmatch(host)
+        name = host if match is None else match[1]
+    if name.startswith("[") and name.endswith("]"):
+        name = name[1:-1]
+    return name.lower().removesuffix(".")
 
 
 def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

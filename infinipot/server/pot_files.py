@@ -39,6 +39,10 @@ class PotFiles:
 
     def save(self, pot: StoredPot, path: Path) -> None:
         """Write a pot. Runs in the disk's thread."""
+        if path.is_symlink() and not path.exists():
+            raise PotFileError(
+                f"cannot save {path.name}: it is a link to a file that does not exist"
+            )
         pot.session.save(path, origin=self.loader.origin)
 
     def update_file(self, pot: StoredPot) -> None:

@@ -14,13 +14,15 @@ from starlette.requests import ClientDisconnect
 
 from infinipot.server.claim import Claim
 from infinipot.server.engine import Engine
-from infinipot.server.errors import APIError, error_of
+from infinipot.server.errors import APIError, error_of, shutting_down
 from infinipot.server.hosts import Hosts
 from infinipot.server.metrics import Metrics
 from infinipot.server.named_pots import NamedPots
 from infinipot.server.settings import Settings
 
 log = logging.getLogger("infinipot")
+STOPPING_S = 0.5
+"""How soon a request that is being tokenized sees that the server stops."""
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
@@ -146,10 +148,15 @@ class Service:
             message = f"{self._preparing} requests are being prepared already: try again later"
             raise APIError(429, message, code="queue_full")
         self._preparing += 1
+        result = asyncio.get_running_loop().run_in_executor(engine.prompts.threads, act, *args)
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(engine.prompts.threads, act, *args)
+            while not result.done():
+                await asyncio.wait({result}, timeout=STOPPING_S)
+                if engine.stopped and not result.done():
+                    raise shutting_down()
+            return result.result()
         finally:
+            result.cancel()
             self._preparing -= 1
 
 

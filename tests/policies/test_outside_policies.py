@@ -97,7 +97,10 @@ def test_it_is_named_by_its_place(package: Path) -> None:
             "strangers.rulers:Ruler(beta=1)",
             "policy 'Ruler' has no option 'beta' .its options: sinks, recent, alpha, marks",
         ),
-        ("strangers.rulers:Ruler(0.3)", r"options stand in parentheses, as in Class\(alpha=0.3\)"),
+        (
+            "strangers.rulers:Ruler(0.3)",
+            r"each option needs its name, in parentheses, as in Class\(alpha=0.3\)",
+        ),
         ("strangers.rulers:Ruler(alpha=print(1))", "cannot be read"),
         ("strangers.rulers:Ruler(alpha=1)(2)", "cannot be read"),
         ("strangers.rulers:Rule", "there is no Rule in strangers.rulers"),

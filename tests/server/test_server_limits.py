@@ -415,6 +415,13 @@ def test_names_of_a_server(hosts: Hosts, good: list[str | None], bad: list[str])
     assert not [host for host in bad if not hosts.error(host)]
 
 
+@pytest.mark.parametrize(
+    "host", ["[::1].evil.example", "localhost:evil.example", "[localhost]x.evil"]
+)
+def test_a_name_in_another_form_is_no_known_name(host: str) -> None:
+    assert Hosts().error(host) is not None
+
+
 def test_pages_whose_name_leads_here_are_refused(server: Live) -> None:
     for method, path in (
         ("GET", "/v1/pots"),
