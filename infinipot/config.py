@@ -61,12 +61,12 @@ class PotConfig:
     answer."""
     distill_to: int | None = None
     """|C|: entries that survive a distillation, without the pinned ones. None: `pot_size / 2`; above
-    2,048: `pot_size - 1024`, at most three quarters."""
+    2,048: `min(pot_size - 1024, 0.75 * pot_size)`."""
     policy: Policy = INFINIPOT
     """How survivors are chosen: a name, or an object of any subclass of `Policy`, with its options."""
     layer_budget: str | tuple[float, ...] = "uniform"
-    """|C| of the layers, at the same total: `uniform`, or a weight for each bounded layer. |M| of a
-    layer differs by the same amount."""
+    """How many entries each layer keeps. `uniform`: the same number. A tuple: a weight for each
+    bounded layer, at the same total. A layer that keeps 10 more entries has room for 10 more."""
     pot_dtype: str | None = None
     """How entries are stored: `int8` or `fp8`, with a scale for each vector; None: in the model's
     own type."""

@@ -25,7 +25,7 @@ class InfiniPot(Prompted, Attended):
     paper = "arXiv 2410.01518"
 
     novelty: float = 0.25
-    """Share of the surviving slots that go to novelty (NuC): 0 is CaP alone, 1 is NuC alone."""
+    """Share for novelty (NuC) of the slots beside `sinks` and `recent`: 0 is CaP alone, 1 NuC alone."""
     contrast: str | None = None
     """Divide the catalyst's attention by a second prompt's, to discount tokens that every prompt
     attends to: `unrelated` is made for it."""

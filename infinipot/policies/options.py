@@ -70,8 +70,8 @@ class Scored(Ends):
     shared_heads: bool = False
     """Whether all heads of a layer keep the same entries, by the mean of their scores."""
     score_memory: float | str = 0.0
-    """How much of its earlier score an entry keeps (0 to 1). `once`: score each entry once, when it
-    is new, with older survivors masked."""
+    """How much of its earlier score an entry keeps (0 to 1). `once`: an entry is scored
+    only at its first distillation, by a catalyst that does not see older survivors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,8 +116,8 @@ class Prompted(Scored):
     text of several words). None: the policy's own, else the question where one is known, else
     `general`."""
     answer_prefix: str | None = None
-    """First words of an answer, read behind the catalyst, so that it looks for what follows them.
-    None: the catalyst's own, if any."""
+    """The first words of an answer, placed after the catalyst. The model then attends to what would
+    come next. None: the catalyst's own, if any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
