@@ -243,7 +243,7 @@ def test_what_it_is_can_be_shown(package: Path, run: Any) -> None:
     for part in (
         "arXiv 2410.01518",
         "novelty = 0.25",
-        "Share for novelty (NuC) of the slots",
+        "Share for novelty",
         "answer_prefix = None",
         "First words of an answer",
     ):
