@@ -245,7 +245,7 @@ def test_what_it_is_can_be_shown(package: Path, run: Any) -> None:
         "novelty = 0.25",
         "Share for novelty",
         "answer_prefix = None",
-        "First words of an answer",
+        "The first words of an answer",
     ):
         assert part in out
     assert "no options" in run("policies", "full")[1]
