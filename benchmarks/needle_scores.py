@@ -19,7 +19,7 @@ from torch import Tensor
 
 from infinipot import PotConfig, Session
 from infinipot.catalysts import BEGUN, PRESETS
-from infinipot.engine.observe import FLOOR, catalyst_look, observe
+from infinipot.engine.observe import FLOOR, CatalystLook, observe
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.haystack import hay, needles
 from infinipot.scoring.selection import pool
@@ -64,7 +64,7 @@ def received(
             replica.runner,
             session.pot,
             torch.tensor([prompt], device=replica.runner.device),
-            *catalyst_look(config, len(prompt)),
+            CatalystLook(len(prompt)),
         )
         found[name] = torch.stack(
             [x[0, :, session.pot.pinned : session.pot.pinned + len(ids)] for x in seen.values()]

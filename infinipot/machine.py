@@ -6,11 +6,13 @@ import datetime
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 import infinipot
 
@@ -49,6 +51,14 @@ def _cpu() -> str:
             if line.startswith("model name"):
                 return line.split(":")[1].strip()
     return platform.processor()
+
+
+def on_device(numbers: Sequence[Any], device: torch.device) -> Tensor:
+    """Whole numbers as a tensor on a device. On a GPU the copy does not wait for its other work."""
+    if device.type != "cuda":
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+    host = torch.tensor(numbers, dtype=torch.long, pin_memory=True)
+    return host.to(device, non_blocking=True)
 
 
 def out_of_memory(problem: BaseException) -> bool:

@@ -12,8 +12,8 @@ from infinipot.bench.measure import cost_s
 from infinipot.bench.reading import read, simple
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.distill import Distiller, take
-from infinipot.engine.observe import observe, watching
+from infinipot.engine.distill import Distiller, score_novelty, take
+from infinipot.engine.observe import CatalystLook, Suffix, observe
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import Scoring
@@ -37,7 +37,7 @@ def parts(
     seconds = (catalyst_s(session, ids) if catalyst is not None else {}) | distillation_s(
         session, ids
     )
-    if session._reader.score_novelty and session.pot.hidden is not None:
+    if session.pot.scores and session.pot.hidden is not None:
         states = session.pot.hidden.expand(1, min(plan.chunk_tokens, between), -1).contiguous()
         targets = torch.tensor([ids[: states.shape[1]]], device=runner.device)
         seconds["novelty"] = (
@@ -82,7 +82,8 @@ def filled(session: Session, ids: list[int]) -> Pot:
     """A twin of a session's pot that is full."""
     reader = session._reader
     twin = session.pot.copy()
-    take(session.runner, [twin], reader.tensor(ids[: room(session)]), [reader.score_novelty])
+    take(session.runner, [twin], reader.tensor(ids[: room(session)]))
+    score_novelty(session.runner, twin)
     return twin
 
 
@@ -94,39 +95,36 @@ def catalyst_s(session: Session, ids: list[int]) -> dict[str, float]:
     catalyst = session._reader.last_catalyst
     if catalyst is None or "catalyst" not in distiller.plan.needs:
         return {}
-    look, unseeing = distiller.watcher.look(catalyst)
+    look = distiller.watcher.look(catalyst)
+    blind = Blind(look.rows, look.gqa, look.once)
     if not distiller.can_append_catalyst(session.pot, catalyst):
         full = filled(session, ids)
         forward, whole = (
-            cost_s(partial(observe, runner, full, catalyst, see, unseeing)) for see in (blind, look)
+            cost_s(partial(observe, runner, full, catalyst, see, look.alone))
+            for see in (blind, look)
         )
         return {"catalyst_forward": forward, "scores": whole - forward}
     chunk = session._reader.tensor(ids[: room(session)])
 
-    def read(pot: Pot, suffix: Tensor | None = None, look: Any = None) -> None:
-        take(
-            runner,
-            [pot],
-            chunk,
-            [False],
-            suffix,
-            None if look is None else watching({}, look, unseeing),
-        )
+    def read(pot: Pot, suffix: Suffix | None = None) -> None:
+        take(runner, [pot], chunk, suffix)
 
     alone, forward, whole = (
         cost_s(work, lambda: (session.pot.copy(),))
         for work in (
             read,
-            partial(read, suffix=catalyst, look=blind),
-            partial(read, suffix=catalyst, look=look),
+            partial(read, suffix=Suffix(catalyst, blind)),
+            partial(read, suffix=Suffix(catalyst, look)),
         )
     )
     return {"catalyst_forward": forward - alone, "scores": whole - forward}
 
 
-def blind(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+class Blind(CatalystLook):
     """Looks at nothing."""
-    return query.new_zeros(0)
+
+    def __call__(self, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        return query.new_zeros(0)
 
 
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
@@ -137,7 +135,8 @@ def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
     full = filled(session, ids)
     prescored = None
     if catalyst is not None and distiller.can_append_catalyst(session.pot, catalyst):
-        prescored = observe(runner, full, catalyst, *distiller.watcher.look(catalyst))
+        look = distiller.watcher.look(catalyst)
+        prescored = observe(runner, full, catalyst, look, look.alone)
     newest = Distiller(runner, Plan.of(simple(session._reader.config), len(distiller.plan.layers)))
     whole = cost_s(lambda pot: distiller.distill(pot, catalyst, prescored), lambda: (full.copy(),))
     compaction = cost_s(lambda pot: newest.distill(pot, None), lambda: (full.copy(),))

@@ -88,7 +88,7 @@ def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor
     if x.shape[2] > 1 or not all(_alike(first, layer) for layer in layers):
         return [None] * len(layers)
     places = torch.tensor([layer.position - ahead for layer in layers], device=x.device)
-    return first.rotation.covered(x.transpose(0, 2), places).transpose(0, 2).split(1)
+    return first.rotation.rotate_to(x.transpose(0, 2), places).transpose(0, 2).split(1)
 
 
 def _alike(one: Any, other: Any) -> bool:

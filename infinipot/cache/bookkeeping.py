@@ -9,45 +9,83 @@ from torch import Tensor
 
 NEWEST = 32
 """How many of the last token ids are stored, for the catalyst `plain`."""
-UNSAVED = {"saved": False}
-"""Metadata of a field that a pot file does not store."""
+SAVED = (
+    "pinned",
+    "tokens_read",
+    "distillations",
+    "hidden",
+    "novelty",
+    "fresh",
+    "newest",
+)
+"""What a pot file stores of it."""
 
 
 @dataclass(eq=False, repr=False)
 class Bookkeeping:
     """All state of a pot that is not in its layers. A new field is added only here.
 
-    Tensors are replaced, never written to, except `newest`.
+    Tensors are replaced, never written to, except `last_ids`.
     """
 
     pinned: int = 0
     """Entries at the start that no distillation touches."""
     tokens_read: int = 0
-    """During a recording: since its start."""
     distillations: int = 0
-    distill_s: float = field(default=0.0, metadata=UNSAVED)
+    distill_s: float = 0.0
     hidden: Tensor | None = None
     """The last token's final hidden state [B, 1, hidden], which predicts the next token."""
-    logits: Tensor | None = field(default=None, metadata=UNSAVED)
-    """Next-token logits [1, V], if a step has computed them already."""
+    predicted: tuple[Tensor, int] | None = None
+    """Next-token logits of several pots [rows, V], if a step has computed them, and this pot's row."""
     novelty: Tensor = field(default_factory=lambda: torch.zeros(1, 0))
-    """NuC [B, F] of the F tokens since the last distillation."""
-    fresh: Tensor = field(default_factory=lambda: torch.zeros(1, 0, dtype=torch.long))
-    """Ids [B, F] of these tokens, in a pot that distils."""
-    newest: Tensor = field(default_factory=lambda: torch.zeros(1, NEWEST, dtype=torch.long))
-    """The last token ids [B, 32], written in place."""
+    """NuC [B, F] of the first F tokens since the last distillation."""
+    unscored: tuple[tuple[Tensor, Tensor], ...] = ()
+    """Ids [B, T] and hidden states [B, T, hidden] of the tokens after these, in the order of
+    reading."""
+    before: Tensor | None = None
+    """The hidden state before the first of them; None at the start of a text."""
+    fresh_parts: tuple[Tensor, ...] = ()
+    """Ids since the last distillation, [B, T] each, in a pot that distils."""
+    last_ids: Tensor = field(default_factory=lambda: torch.zeros(1, NEWEST, dtype=torch.long))
+    """The last token ids but `unmerged`, [B, 32], written in place."""
+    unmerged: tuple[Tensor, ...] = ()
+    """Ids [B, T] that are newer than `last_ids`."""
+
+    @property
+    def fresh(self) -> Tensor:
+        """Ids [B, F] since the last distillation, in a pot that distils."""
+        if not self.fresh_parts:
+            return self.last_ids[:, :0]
+        return torch.cat(self.fresh_parts, dim=1)
+
+    @property
+    def newest(self) -> Tensor:
+        """The last token ids [B, 32]. It is always the same tensor, which is the catalyst `plain`."""
+        if self.unmerged:
+            device = self.last_ids.device
+            ids = torch.cat([self.last_ids, *(x.to(device) for x in self.unmerged)], dim=1)
+            self.last_ids.copy_(ids[:, -NEWEST:])
+            self.unmerged = ()
+        return self.last_ids
+
+    @property
+    def logits(self) -> Tensor | None:
+        """Next-token logits [1, V], if a step has computed them."""
+        if self.predicted is None:
+            return None
+        rows, own = self.predicted
+        return rows[own : own + 1]
 
     def note(self, books: Bookkeeping) -> None:
         """Replace all fields by those of `books`."""
-        newest = self.newest.copy_(books.newest)
+        last_ids = self.last_ids.copy_(books.last_ids)
         vars(self).update(vars(books))
-        self.newest = newest
+        self.last_ids = last_ids
 
     def snapshot(self) -> Bookkeeping:
         """A copy without the logits, which follow from the hidden state."""
         fields_now = {name: getattr(self, name) for name in FIELDS}
-        return Bookkeeping(**{**fields_now, "logits": None, "newest": self.newest.clone()})
+        return Bookkeeping(**{**fields_now, "predicted": None, "last_ids": self.last_ids.clone()})
 
 
 FIELDS = [item.name for item in fields(Bookkeeping)]
-SAVED = [item.name for item in fields(Bookkeeping) if item.metadata.get("saved", True)]

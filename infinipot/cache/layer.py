@@ -1,8 +1,8 @@
 """One layer's entries, in slots allocated once.
 
-Keys are stored raw, together with a rotated copy for attention. Every distillation makes the copy
-anew from the raw keys, so errors do not accumulate. Eight-bit entries have no copy: their keys are
-rotated whenever attention reads them.
+Keys are stored raw. On a GPU, and for eight-bit entries, they are rotated whenever attention reads
+them. Elsewhere that would cost too much: a rotated copy of them is stored, too. Every distillation
+makes it anew from the raw keys, so errors do not accumulate.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from infinipot.cache.rope import Rotation
 from infinipot.cache.storage import Slots
 from infinipot.cache.survivors import SurvivorRecords
 from infinipot.compat import CacheLayerMixin
+from infinipot.kernels import pots
 from infinipot.scoring.representativeness import Scoring
 
 GROWTH = 1024
@@ -90,15 +91,20 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
             self.rotation.reserve(size, key.device)
         self.slots = (Slots(key, size, self.kind), Slots(value, size, self.kind))
         self.rotated = None
-        if self.rotation is not None and self.kind is None:
+        if self.rotation is not None and self.kind is None and not self._rotates_when_read(key):
             self.rotated = Slots(key, size).data
+
+    def _rotates_when_read(self, key: Tensor) -> bool:
+        """Whether keys are rotated when attention reads them. The ablation with growing positions
+        must store them rotated."""
+        return self.reset and pots.supports(key)
 
     def _rotate(self, x: Tensor, start: int) -> Tensor:
         if self.rotation is None:
             return x
         if self.reset:
-            return self.rotation.slots(x, start)
-        return self.rotation.anywhere(x, start)
+            return self.rotation.rotate(x, start)
+        return self.rotation.rotate_untabled(x, start)
 
     def read_keys(self, start: int, stop: int) -> Tensor:
         """Keys of the slots start .. stop-1 as attention reads them, [B, K, stop-start, D]."""
@@ -123,23 +129,50 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.reserve(key_states.shape[-2])
-        start = self.length
-        stop = self.length + key_states.shape[-2]
-        for slots, x in zip(self.slots, (key_states, value_states), strict=True):
+        count = key_states.shape[-2]
+        self.reserve(count)
+        self.write(self.length, key_states, value_states, rotated)
+        self.advance(count)
+        return self.read_keys(0, self.length), self.read_values(0, self.length)
+
+    def write(self, start: int, key: Tensor, value: Tensor, rotated: Tensor | None = None) -> None:
+        """Write entries [B, K, T, D], keys raw, to the slots from `start` on. They are not counted."""
+        for slots, x in zip(self.slots, (key, value), strict=True):
             slots.write(start, x)
         if self.rotated is not None:
             if rotated is None:
-                rotated = self._rotate(key_states, self.position)
-            self.rotated[:, :, start:stop] = rotated
-        self.advance(stop - start)
-        return self.read_keys(0, stop), self.read_values(0, stop)
+                rotated = self._rotate(key, self._position(start))
+            self.rotated[:, :, start : start + key.shape[-2]] = rotated
+
+    def _position(self, slot: int) -> int:
+        """The position of a slot that is being written."""
+        if self.reset:
+            return slot
+        return self.position + slot - self.length
 
     def advance(self, count: int) -> None:
         """Count `count` more entries; fewer if negative. Their slots are written."""
         self.length += count
         self.position += count
-        self.note_peak(self.length)
+        if self.length > self.peak:
+            self.peak = self.length
+
+    @property
+    def by_address(self) -> bool:
+        """Whether a kernel can use the slots by their address: dense, in the model's own type, with
+        positions that are slots."""
+        return (
+            self.is_initialized
+            and self.kind is None
+            and self.reset
+            and all(slots.data.shape[0] == 1 for slots in self.slots)
+        )
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Address of the raw keys, of the values, and the capacity."""
+        keys, values = self.slots
+        return keys.data.data_ptr(), values.data.data_ptr(), keys.size
 
     def note_peak(self, peak: int) -> None:
         """Note a number of entries at one moment."""
@@ -179,6 +212,10 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         """Rotate the queries [B, H, T, D] of the T newest entries."""
         return self._rotate(query, self.position - query.shape[-2])
 
+    def rotate_from(self, query: Tensor, slot: int) -> Tensor:
+        """Rotate the queries [B, H, T, D] of the entries from a slot on."""
+        return self._rotate(query, self._position(slot))
+
     def keep(
         self,
         indices: Tensor,
@@ -195,7 +232,7 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         length = indices.shape[-1]
         for stored in self.slots:
             stored.move(pinned, indices[..., pinned:])
-        self.index = index.gather(2, indices)
+        self.index = index.gather(2, indices).int()
         self.novelty = novelty.gather(2, indices)
         self.past = None
         if past is not None:
@@ -212,12 +249,6 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
             rows = indices[..., None].expand(*indices.shape, self.rotated.shape[-1])
             self.rotated[:, :, :length] = self.rotated.gather(2, rows)
 
-    def clear(self) -> None:
-        """Remove all entries. The slots keep their addresses."""
-        self.length = self.peak = self.position = 0
-        if self.is_initialized:
-            self._forget_survivors()
-
     def mark(self) -> Any:
         return self.length, self.position, self.attention_stats
 
@@ -231,7 +262,6 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
                 twin.slots = (self.slots[0].copy(), self.slots[1].copy())
                 if self.rotated is not None:
                     twin.rotated = self.rotated.clone()
-                twin.copy_survivors()
         return twin
 
     def state(self) -> dict[str, Tensor]:
@@ -243,6 +273,7 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         if not self.reset and self.rotated is not None:
             state["rotated"] = self.rotated[:, :, : self.length]
         state |= self.survivors()
+        state["index"] = self.index.long()
         if self.attention_stats is not None:
             state |= self.attention_stats.state()
         return state

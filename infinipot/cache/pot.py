@@ -4,12 +4,11 @@ independent of the policy."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
@@ -28,6 +27,7 @@ class Layout:
     CR-RoPE. kind: the eight-bit type of stored entries, None for the model's own. attention_stats:
     what layers remember of attention. grouping: (number of distant entries that share a position,
     number of newest entries that do not), for SelfExtend. distils: whether it is ever distilled.
+    scores: whether NuC will be needed.
     """
 
     size: int | None
@@ -37,6 +37,7 @@ class Layout:
     attention_stats: AttentionStats | None = None
     grouping: tuple[int, int] | None = None
     distils: bool = True
+    scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,7 @@ class Mark:
 
 
 class Pot(Bookkeeping, Cache):
-    """The entries of all layers and their bookkeeping. Only the pot writes to them.
-
-    by_chunk: a caller inspects the pot after every chunk, so that no cycle is replayed as a whole.
-    start: during a recording, the number of tokens read before it, as a tensor on the device.
-    """
+    """The entries of all layers and their bookkeeping. Only the pot writes to them."""
 
     def __init__(
         self,
@@ -75,23 +72,22 @@ class Pot(Bookkeeping, Cache):
                 size = next(sizes)
             layers.append(new_layer(window, count, rotation, size, *how))
         Cache.__init__(self, layers=layers)
-        Bookkeeping.__init__(self, newest=torch.zeros(1, NEWEST, dtype=torch.long, device=device))
+        newest = torch.zeros(1, NEWEST, dtype=torch.long, device=device)
+        Bookkeeping.__init__(self, last_ids=newest)
+        self.rotations = rotations
         self.size = layout.size
         self.grouping = layout.grouping
         self.distils = layout.distils
-        self.by_chunk = False
-        self.start: Tensor | None = None
+        self.scores = layout.scores
+        self.scores_at_once = False
+        self._by_address = False
+        self._places: tuple[Any, Tensor] | None = None
+        """The addresses, and the slots that they are of."""
+        self._find_bounded()
 
-    def clear(self) -> None:
-        """Empty the pot. Slots keep their addresses, so recordings stay valid."""
-        self.note(Bookkeeping())
-        for layer in self.bounded:
-            layer.clear()
-
-    @property
-    def bounded(self) -> list[PotLayer]:
+    def _find_bounded(self) -> None:
+        self.bounded = [layer for layer in self.layers if isinstance(layer, PotLayer)]
         """The layers with full attention, which the size bounds."""
-        return [layer for layer in self.layers if isinstance(layer, PotLayer)]
 
     @property
     def length(self) -> int:
@@ -130,81 +126,63 @@ class Pot(Bookkeeping, Cache):
         return sum(layer.width for layer in self.layers) * self.hidden.element_size()
 
     def described(self, layer: PotLayer) -> tuple[Tensor, Tensor]:
-        """Place in the text and NuC of all entries of a layer, [B, K, P] each."""
+        """Place in the text, int64, and NuC of all entries of a layer, [B, K, P] each. Tokens
+        without NuC get 0."""
         fresh = layer.length - layer.index.shape[-1]
         shape = (*layer.index.shape[:2], fresh)
         places = torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read
-        if self.start is not None:
-            places = places + self.start
-        novelty = self.novelty.to(layer.novelty.device)[:, None].expand(shape)
-        places = torch.cat((layer.index, places.expand(shape)), dim=-1)
+        novelty = F.pad(self.novelty, (0, fresh - self.novelty.shape[1]))
+        novelty = novelty.to(layer.novelty.device)[:, None].expand(shape)
+        places = torch.cat((layer.index.long(), places.expand(shape)), dim=-1)
         return places, torch.cat((layer.novelty, novelty), dim=-1)
 
     def follow(
-        self, ids: Tensor, hidden: Tensor, novelty: Tensor, logits: Tensor | None = None
+        self, ids: Tensor, hidden: Tensor, predicted: tuple[Tensor, int] | None = None
     ) -> None:
-        """Note new entries: ids and NuC [B, T], the last hidden state [B, 1, hidden], and next-token
-        logits [B, V] if known."""
-        self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
+        """Note new entries: ids [B, T], hidden states [B, T, hidden], and next-token logits if
+        known."""
+        if self.scores or self.scores_at_once:
+            if not self.unscored:
+                self.before = self.hidden
+            self.unscored = (*self.unscored, (ids, hidden))
         if self.distils:
-            self.fresh = torch.cat((self.fresh.to(ids.device), ids), dim=1)
+            self.fresh_parts = (*self.fresh_parts, ids)
+        self.unmerged = (*self.unmerged, ids)
         self.hidden = hidden
-        self.logits = logits
-        newest = torch.cat((self.newest, ids.to(self.newest.device)), dim=1)
-        self.newest.copy_(newest[:, -self.newest.shape[1] :])
+        if hidden.shape[1] > 1:  # a view would keep all of them in memory
+            self.hidden = hidden[:, -1:].clone()
+        self.predicted = predicted
         self.tokens_read += ids.shape[1]
+        if len(self.unmerged) > NEWEST:
+            self.unmerged = self.unmerged[-NEWEST:]
+
+    def note_novelty(self, novelty: Tensor) -> None:
+        """Note the NuC [B, F] of the tokens in `unscored`."""
+        self.novelty = torch.cat((self.novelty.to(novelty.device), novelty), dim=1)
+        self.unscored = ()
+        self.before = None
 
     def distilled(self, seconds: float) -> None:
         """Note a distillation of all layers, and its duration."""
         self.novelty = self.novelty[:, :0]
-        self.fresh = self.fresh[:, :0]
+        self.fresh_parts = ()
         self.distillations += 1
         self.distill_s += seconds
-
-    def replayed(self, count: int, hidden: Tensor) -> None:
-        """Note the replay of a cycle: it read `count` tokens and distilled the full pot.
-
-        hidden: the last token's hidden state [B, 1, hidden].
-        """
-        for layer in self.bounded:
-            layer.note_peak(layer.size or 0)
-        self.hidden = hidden
-        self.logits = None
-        self.tokens_read += count
-        self.distillations += 1
-
-    @contextmanager
-    def recording(self, start: Tensor, hidden: Tensor) -> Iterator[None]:
-        """Inside, operations on the pot are recorded, not run. Afterwards the pot is as before.
-
-        start: the number of tokens read before. hidden: the last hidden state [B, 1, hidden]. Every
-        replay reads both at the same addresses.
-        """
-        parts = (self, *self.layers)
-        before = [dict(vars(part)) for part in parts]
-        self.start = start
-        self.tokens_read = 0
-        self.hidden = hidden
-        try:
-            yield
-        finally:
-            for part, attributes in zip(parts, before, strict=True):
-                vars(part).update(attributes)
 
     def pin(self, count: int) -> None:
         """Keep the first entries at every distillation."""
         self.pinned = count
 
-    def read_by_chunk(self) -> None:
-        """From now on replay no cycle as a whole: a caller inspects the pot after every chunk."""
-        self.by_chunk = True
+    def score_at_once(self) -> None:
+        """From now on compute the NuC of every token when it is read."""
+        self.scores_at_once = True
 
-    def note_logits(self, logits: Tensor) -> None:
-        """Keep next-token logits [1, V], computed from the hidden state."""
-        self.logits = logits
+    def note_logits(self, predicted: tuple[Tensor, int]) -> None:
+        """Keep next-token logits of several pots [rows, V], and this pot's row."""
+        self.predicted = predicted
 
     def forget_logits(self) -> None:
-        self.logits = None
+        self.predicted = None
 
     def note_peaks(self, other: Pot) -> None:
         """Include the peaks of another pot with the same layers, such as a copy."""
@@ -219,11 +197,49 @@ class Pot(Bookkeeping, Cache):
         for layer in self.bounded:
             layer.advance(count)
 
+    def reserve(self, count: int) -> None:
+        """Make sure of slots for `count` more entries in every layer. Raises PotOverflow. Only for
+        pots with `by_address`."""
+        if self.size is None:
+            for layer in self.bounded:
+                layer.reserve(count)
+        else:
+            self.bounded[0].reserve(count)
+
+    @property
+    def places(self) -> Tensor:
+        """Addresses of each bounded layer's keys and values, and its capacity, [L, 3] int64 on the
+        CPU. The same tensor until the slots move. Only for pots with `by_address`."""
+        slots = self.bounded[0].slots
+        if self._places is None or self._places[0] is not slots:
+            self._places = slots, torch.tensor([layer.place for layer in self.bounded])
+        return self._places[1]
+
+    @property
+    def by_address(self) -> bool:
+        """Whether all layers are slots in the model's own type that kernels can use by address, and
+        have equally many."""
+        if not self._by_address:
+            self._by_address = (
+                self.grouping is None
+                and all(layer.window is None and layer.by_address for layer in self.layers)
+                and len({layer.size for layer in self.bounded}) == 1
+            )
+        return self._by_address
+
+    @property
+    def watched(self) -> bool:
+        """Whether layers collect attention statistics."""
+        return any(layer.attention_stats is not None for layer in self.bounded)
+
     def copy(self) -> Pot:
         """An independent copy."""
         twin = copy.copy(self)
         twin.layers = [layer.copy() for layer in self.layers]
-        twin.newest = self.newest.clone()
+        twin.last_ids = self.newest.clone()
+        twin.unmerged = ()
+        twin._places = None
+        twin._find_bounded()
         return twin
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -254,10 +270,13 @@ class Pot(Bookkeeping, Cache):
             layer.restore(
                 own, numbers["positions"][n], numbers["peaks"][n], tensors["hidden"].dtype
             )
-        if tensors["newest"].shape != self.newest.shape:
-            raise ValueError("its newest tokens have another shape")
         state: dict[str, Any] = {**numbers, **tensors}
-        self.note(Bookkeeping(**{name: state[name] for name in SAVED}))
+        if state["newest"].shape != self.last_ids.shape:
+            raise ValueError("its newest tokens have another shape")
+        books = {name: state[name] for name in SAVED}
+        books["last_ids"] = books.pop("newest")
+        books["fresh_parts"] = (books.pop("fresh"),)
+        self.note(Bookkeeping(**books))
 
     def check(self) -> None:
         """Raise ValueError for a restored state whose parts do not fit together."""

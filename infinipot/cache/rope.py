@@ -7,13 +7,14 @@ raw key, not from a rotated one, so that the error does not grow with the number
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from infinipot.kernels import launch
+from infinipot.kernels.pots import Rotary
 
 STYLES = ("half", "half_reversed", "interleaved")
 
@@ -66,18 +67,28 @@ class Rotation:
             cos, sin = self.table(places)
             self.tables[device] = (cos.contiguous(), sin.contiguous(), places)
 
-    def slots(self, x: Tensor, start: int) -> Tensor:
+    def rotary(self, device: torch.device) -> Rotary:
+        """The tables on a device as the kernels take them."""
+        cos, sin, _ = self.tables[device]
+        return Rotary(cos, sin, self.style)
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
         """Rotate x [B, heads, N, D] to positions start .. start+N-1 of the reserved range."""
         return self._rotate(x, slice(start, start + x.shape[-2]))
 
-    def covered(self, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate_to(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B, heads, N, D] to positions [N] of the reserved range."""
         return self._rotate(x, positions)
 
-    def at(self, x: Tensor, positions: Tensor) -> Tensor:
+    def rotate_beyond(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotate x [B, heads, N, D] to any positions [N], and extend the table if needed."""
         self.reserve(int(positions.max()) + 1, x.device)
         return self._rotate(x, positions)
+
+    def rotate_untabled(self, x: Tensor, start: int) -> Tensor:
+        """Like `rotate`, without a table: for the ablation with growing positions."""
+        cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
+        return rotate(x, cos, sin, self.style)
 
     def _rotate(self, x: Tensor, where: slice | Tensor) -> Tensor:
         cos, sin, places = self.tables[x.device]
@@ -85,7 +96,17 @@ class Rotation:
             return launch.rotate(x, cos, sin, places[where], self.style)
         return rotate(x, cos[where], sin[where], self.style)
 
-    def anywhere(self, x: Tensor, start: int) -> Tensor:
-        """Like `slots`, without a table: for the ablation with growing positions."""
-        cos, sin = self.table(torch.arange(start, start + x.shape[-2], device=x.device))
-        return rotate(x, cos, sin, self.style)
+
+def alike(some: Sequence[Rotation | None], others: Sequence[Rotation | None]) -> bool:
+    """Whether layers with these rotations rotate equally, as far as both tables go."""
+    for one, other in zip(some, others, strict=True):
+        for device in one.tables if one else ():
+            assert one is not None and other is not None
+            cos, sin, _ = one.tables[device]
+            its_cos, its_sin, _ = other.tables[device]
+            count = min(len(cos), len(its_cos))
+            if not torch.equal(cos[:count], its_cos[:count]):
+                return False
+            if not torch.equal(sin[:count], its_sin[:count]):
+                return False
+    return True

@@ -59,9 +59,9 @@ class WindowLayer(CacheLayerMixin):
             span = max(4 * self.window, self.window + fresh)
             self.rotation.reserve(span, key_states.device)
             if self.position + fresh > span:
-                self.rotated = self.rotation.slots(self.keys, 0)
+                self.rotated = self.rotation.rotate(self.keys, 0)
                 self.position = length
-            rotated = self.rotation.slots(key_states, self.position)
+            rotated = self.rotation.rotate(key_states, self.position)
         else:
             rotated = key_states
         self.position += fresh
@@ -82,7 +82,7 @@ class WindowLayer(CacheLayerMixin):
     def rotate_queries(self, query: Tensor) -> Tensor:
         if self.rotation is None:
             return query
-        return self.rotation.slots(query, self.position - query.shape[-2])
+        return self.rotation.rotate(query, self.position - query.shape[-2])
 
     def mark(self) -> Any:
         entries = None

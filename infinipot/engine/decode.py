@@ -13,8 +13,9 @@ from torch import Tensor
 
 from infinipot.cache.pot import Mark, Pot
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.distill import novelty_of, take
+from infinipot.engine.distill import take
 from infinipot.engine.reader import LATE, Reader
+from infinipot.machine import on_device
 
 Pick = Callable[[Tensor], int]
 """Next-token logits [1, V] float32 -> token id."""
@@ -120,12 +121,7 @@ class Generation:
             self.reader._read(self.pot, ids, self.catalyst)
         elif ids:
             for chunk in self.reader.tensor(ids).split(self.plan.chunk_tokens, dim=1):
-                take(self.runner, [self.pot], chunk, [self.scored])
-
-    @property
-    def scored(self) -> bool:
-        """Whether novelty is computed for what is read."""
-        return (self.grows or not self.fits) and self.reader.score_novelty
+                take(self.runner, [self.pot], chunk)
 
     @property
     def reads(self) -> bool:
@@ -167,11 +163,18 @@ class Generation:
 def predict(generations: Sequence[Generation]) -> Tensor:
     """Next-token logits [B, V] float32 of each generation."""
     pots = [generation.pot for generation in generations]
-    if any(pot.logits is None for pot in pots):
+    known = [pot.predicted for pot in pots if pot.predicted is not None]
+    if len(known) < len(pots):
         hidden = torch.cat([pot.hidden for pot in pots if pot.hidden is not None])
         logits = generations[0].runner.head(hidden)[:, -1].float()
-        for pot, row in zip(pots, logits.split(1), strict=True):
-            pot.note_logits(row)
+        for row, pot in enumerate(pots):
+            pot.note_logits((logits, row))
+        return logits
+    last = known[0][0]
+    if len(last) == len(pots) and all(
+        logits is last and row == place for place, (logits, row) in enumerate(known)
+    ):
+        return last  # of one step of just these pots
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
@@ -184,20 +187,15 @@ def advance(generations: Sequence[Generation]) -> None:
         generation.make_room()
     runner = generations[0].runner
     pots = [generation.pot for generation in generations]
-    ids = torch.tensor(
-        [[generation.tokens[-1]] for generation in generations], device=runner.device
-    )
-    scored = [generation.scored for generation in generations]
+    ids = on_device([[generation.tokens[-1]] for generation in generations], runner.device)
     watched = any(generation.grows or not generation.fits for generation in generations)
-    output = graph_cache(runner).step(pots, ids, watched=watched)
+    output = graph_cache(runner).step(pots, [1] * len(pots), ids, watched=watched)
     if output is None:
-        take(runner, pots, ids, scored)
+        take(runner, pots, ids)
         return
     hidden, logits = output
-    losses = novelty_of(runner, pots, ids, hidden, scored)
-    rows = (x.split(1) for x in (ids, hidden, losses, logits))
-    for pot, *row in zip(pots, *rows, strict=True):
-        pot.follow(*row)
+    for row, (pot, own, state) in enumerate(zip(pots, ids.split(1), hidden.split(1), strict=True)):
+        pot.follow(own, state, (logits, row))
 
 
 def together(

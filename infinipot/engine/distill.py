@@ -12,73 +12,82 @@ from torch import Tensor
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.observe import ByLayer, Watcher, watching
+from infinipot.engine.observe import ByLayer, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
-from infinipot.model.runner import ModelRunner, Observer
-from infinipot.scoring.novelty import predicted
+from infinipot.model.runner import ModelRunner
+
+
+def read(
+    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, suffix: Suffix | None
+) -> tuple[Tensor, ByLayer | None]:
+    """Read ids [B, T], and a suffix that is removed again. Returns hidden states [B, T, hidden], and
+    what was seen of the suffix."""
+    look = None
+    if suffix is not None:
+        look = suffix.look
+        ids = torch.cat((ids, suffix.ids), dim=1)
+    scores: ByLayer = {}
+    output = None
+    if len(pots) == 1 and not (look and look.once):
+        output = graph_cache(runner).chunk(pots[0], ids, look, watched=True)
+    if output is not None:
+        hidden, scores = output
+    elif look is None:
+        hidden = runner.read(ids, pots)
+    else:
+        hidden = runner.read(ids, pots, watching(scores, look, look.alone))
+    if suffix is None:
+        return hidden, None
+    count = suffix.ids.shape[1]
+    pots[0].advance(-count)
+    return hidden[:, :-count], scores
+
+
+MOST_UNSCORED = 1 << 14
+"""Tokens whose hidden states wait for their NuC. More are scored before the distillation."""
 
 
 def take(
-    runner: ModelRunner,
-    pots: Sequence[Pot],
-    ids: Tensor,
-    score_novelty: Sequence[bool],
-    suffix: Tensor | None = None,
-    watch: Observer | None = None,
-) -> None:
-    """Read ids [B, T], a row into each pot, which must have room. Note the novelty of the rows in
-    `score_novelty`.
+    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, suffix: Suffix | None = None
+) -> ByLayer | None:
+    """Read ids [B, T], a row into each pot, which must have room.
 
-    The hidden state before a chunk predicts its first token. The first token of a text has novelty
-    0. suffix: ids [1, |P|] of the catalyst, read in the same forward pass behind the ids of a single
-    pot, observed by `watch`, and removed again.
+    suffix: the catalyst, read in the same forward pass behind the ids of a single pot, and removed
+    again. Returns the attention that entries received from it, by layer.
     """
     before = [pot.mark() for pot in pots]
     try:
-        if suffix is None:
-            hidden = runner.read(ids, pots, watch)
-        else:
-            hidden = runner.read(torch.cat((ids, suffix), dim=1), pots, watch)[:, : ids.shape[1]]
-            pots[0].advance(-suffix.shape[1])
-        losses = novelty_of(runner, pots, ids, hidden, score_novelty)
+        hidden, scores = read(runner, pots, ids, suffix)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
             # interrupted, or out of memory: all layers must have the same entries
             pot.rollback(mark)
         raise
-    for pot, row, state, loss in zip(
-        pots, ids.split(1), hidden.split(1), losses.split(1), strict=True
-    ):
-        pot.follow(row, state[:, -1:].clone(), loss)
+    for pot, row, states in zip(pots, ids.split(1), hidden.split(1), strict=True):
+        pot.follow(row, states)
+        count = sum(part.shape[1] for part, _ in pot.unscored)
+        if pot.scores_at_once or count > MOST_UNSCORED:
+            score_novelty(runner, pot)
+    return scores
 
 
-def novelty_of(
-    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, hidden: Tensor, score: Sequence[bool]
-) -> Tensor:
-    """NuC [B, T] of ids that the pots have just read, from hidden states [B, T, hidden], in one pass
-    of the head. Rows without `score` are zero."""
-    losses = torch.zeros(ids.shape, device=hidden.device)
-    rows = [row for row, scored in enumerate(score) if scored]
-    if rows:  # slices, because a CUDA graph cannot record an index from the runner
-        targets = torch.cat([ids[row : row + 1] for row in rows])
-        nats = predicted([pots[row].logits for row in rows], targets)
-        if nats is None:
-            states = [_predicting(pots[row], hidden[row : row + 1]) for row in rows]
-            nats = runner.novelty(torch.cat(states), targets)
-        for row, loss in zip(rows, nats, strict=True):
-            losses[row] = loss
-            if pots[row].hidden is None:  # the first token of a text
-                losses[row, 0] = 0
-    return losses
+def score_novelty(runner: ModelRunner, pot: Pot) -> None:
+    """Compute the NuC of the tokens that have none yet, from their hidden states, in one pass of the
+    head.
 
-
-def _predicting(pot: Pot, hidden: Tensor) -> Tensor:
-    """The hidden states [1, T, hidden] that predict a row's tokens: the last state before them, then
-    their own without the last. A new pot has none before, and repeats the first."""
-    before = pot.hidden
+    The hidden state before a token predicts it. The first token of a text has novelty 0.
+    """
+    if not pot.unscored:
+        return
+    ids = torch.cat([part for part, _ in pot.unscored], dim=1)
+    hidden = torch.cat([states for _, states in pot.unscored], dim=1)
+    before = pot.before
     if before is None:
         before = hidden[:, :1]
-    return torch.cat((before, hidden[:, :-1]), dim=1)
+    nats = runner.novelty(torch.cat((before, hidden[:, :-1]), dim=1), ids)
+    if pot.before is None:
+        nats[:, 0] = 0
+    pot.note_novelty(nats)
 
 
 class Distiller:
@@ -103,15 +112,22 @@ class Distiller:
         if all(layer.length - pot.pinned <= plan.budget for layer, plan in layers):
             return
         started = time.perf_counter()
+        score_novelty(self.runner, pot)
+        if catalyst is pot.last_ids:
+            catalyst = pot.newest  # with the ids since the last distillation
         prompted = self.watcher.prompted(pot, catalyst, prescored)
-        choices = [
-            self._choose(pot, number, place, prompted) for place, number in enumerate(numbers)
-        ]
+        choices = self._choices(pot, numbers, prompted)
         # evict nothing before every layer has chosen: a failure leaves the pot whole
         for number, choice in zip(numbers, choices, strict=True):
             slots, index, novelty, past = choice
             pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
         pot.distilled(time.perf_counter() - started)
+
+    def _choices(
+        self, pot: Pot, numbers: list[int], prompted: dict[str, ByLayer]
+    ) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """What each layer keeps, as from `_choose`."""
+        return [self._choose(pot, number, place, prompted) for place, number in enumerate(numbers)]
 
     def _choose(
         self, pot: Pot, number: int, place: int, prompted: dict[str, ByLayer]
@@ -162,7 +178,6 @@ class Distiller:
         pot: Pot,
         ids: Tensor,
         catalyst: Tensor | None,
-        score_novelty: bool,
         progress: Callable[[], None] | None = None,
         more: bool = False,
     ) -> None:
@@ -174,50 +189,21 @@ class Distiller:
         """
         prescored: ByLayer | None = None
         while ids.shape[1]:
-            count = self.make_room(pot, catalyst, prescored)
-            full = pot.room - self.plan.reserve(catalyst)
-            follows = ids.shape[1] > full or (more and ids.shape[1] == full)
-            if follows and self.recorded(pot, ids[:, : int(full)], catalyst, score_novelty):
-                count = int(full)
-                prescored = None
-            else:
-                prescored = self.read_chunk(
-                    pot, ids[:, :count], catalyst, score_novelty, more=more or count < ids.shape[1]
-                )
-            ids = ids[:, count:]
+            chunk = ids[:, : self.make_room(pot, catalyst, prescored)]
+            ids = ids[:, chunk.shape[1] :]
+            suffix = None
+            if more or ids.shape[1]:
+                suffix = self.suffix(pot, chunk, catalyst)
+            prescored = take(self.runner, [pot], chunk, suffix)
             if progress is not None:
                 progress()
         if more:
             self.make_room(pot, catalyst, prescored)
 
-    def read_chunk(
-        self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool, more: bool
-    ) -> ByLayer | None:
-        """Read ids [1, T], with the catalyst behind them if they fill the pot and more follows.
-        Returns the attention from the catalyst by layer, if it was read."""
-        fills = more and catalyst is not None and ids.shape[1] == pot.room - catalyst.shape[1]
-        if catalyst is None or not fills or not self.can_append_catalyst(pot, catalyst):
-            take(self.runner, [pot], ids, [score_novelty])
+    def suffix(self, pot: Pot, ids: Tensor, catalyst: Tensor | None) -> Suffix | None:
+        """The catalyst to read behind ids [1, T]: if they fill the pot, and if that is possible."""
+        if catalyst is None or ids.shape[1] != pot.room - catalyst.shape[1]:
             return None
-        prescored: ByLayer = {}
-        watch = watching(prescored, *self.watcher.look(catalyst))
-        take(self.runner, [pot], ids, [score_novelty], catalyst[:1], watch)
-        return prescored
-
-    def recorded(self, pot: Pot, ids: Tensor, catalyst: Tensor | None, score_novelty: bool) -> bool:
-        """Replay a recorded cycle: read ids [1, T] that fill the pot, and distil it. False, and
-        nothing is done, if there is no recording."""
-
-        def run(ids: Tensor, catalyst: Tensor | None) -> None:
-            prescored = None
-            for piece in ids.split(self.plan.chunk_tokens, dim=1):
-                prescored = self.read_chunk(pot, piece, catalyst, score_novelty, more=True)
-            self.distill(pot, catalyst, prescored)
-
-        length = 0
-        if catalyst is not None:
-            length = catalyst.shape[1]
-        if pot.by_chunk or (length and not self.can_append_catalyst(pot, catalyst)):
-            return False
-        key = (self.plan, ids.shape[1], length, score_novelty)
-        return graph_cache(self.runner).cycle(pot, key, ids, catalyst, run)
+        if not self.can_append_catalyst(pot, catalyst):
+            return None
+        return Suffix(catalyst[:1], self.watcher.look(catalyst))

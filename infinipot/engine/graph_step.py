@@ -1,7 +1,12 @@
-"""A decoding step, one token for each of several pots, as code that a CUDA graph can record."""
+"""A decoding step, one token for each of several rows, as code that a CUDA graph can record.
+
+Nothing in a recording depends on a certain pot: kernels find the slots by addresses that are written
+before each replay.
+"""
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,20 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infinipot.cache.batch import PassthroughLayer
-from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
+from infinipot.cache.rope import Rotation
 from infinipot.compat import Cache
-from infinipot.kernels import launch
-from infinipot.model.attention import Worker, at_work, attention, plain
+from infinipot.kernels import pots as kernels
+from infinipot.machine import on_device
+from infinipot.model.attention import Worker, at_work, attention
 from infinipot.model.fused_norms import fused
 from infinipot.model.runner import ModelRunner
 
-
-def addresses(pot: Pot) -> tuple[tuple[int, int], ...]:
-    """Address and size of the pot's slots, two for each bounded layer."""
-    return tuple(
-        (slots.data.data_ptr(), slots.size) for layer in pot.bounded for slots in layer.slots
-    )
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows of recorded steps. A step with other rows uses the next larger one."""
 
 
 class Recording:
@@ -47,48 +49,75 @@ Record = Callable[[Callable[[], Any]], Recording]
 """Makes a recording of a function."""
 
 
-class Step(Worker):
-    """A decoding step for several pots. The slot of each pot is a number on the device.
+class AddressForward(Worker):
+    """A forward pass over pots that are found by address.
 
-    Attention covers all slots and masks the free ones, so that one recording serves every length.
+    places: [L, 3, rows] int64 on the device, as the kernels take them. The twin in plain torch, for
+    tests on a CPU, uses the pots themselves.
     """
 
-    def __init__(self, runner: ModelRunner, pots: Sequence[Pot]) -> None:
-        self.runner = weakref.ref(runner)  # which owns this step
-        self.rows = [[weakref.ref(layer) for layer in pot.bounded] for pot in pots]
-        self.addresses = [addresses(pot) for pot in pots]
-        self.ids = torch.zeros(len(pots), 1, dtype=torch.long, device=runner.device)
-        self.indices = torch.zeros(len(pots), dtype=torch.long, device=runner.device)
-        self.common = [(layer.rotation, layer.capacity) for layer in pots[0].bounded]
-        """Rotation and capacity of each layer. The layers themselves must not be kept alive."""
-        self.places = [
-            self._places(layers) for layers in zip(*(pot.bounded for pot in pots), strict=True)
-        ]
-        self.masks: dict[tuple[int, int], Tensor] = {}
-        """By row and size: an additive mask of the free slots, [1, size]."""
+    def __init__(self, runner: ModelRunner, pot: Pot, rows: int) -> None:
+        self.runner = weakref.ref(runner)  # which owns this
+        self.rotations = pot.rotations
+        self.tables = [_tables(rotation, runner.device) for rotation in pot.rotations]
+        layers = len(pot.bounded)
+        self.places = torch.zeros(layers, 3, rows, dtype=torch.long, device=runner.device)
         self.recording: Recording | None = None
         self.calls = 0
 
-    def _places(self, layers: Sequence[PotLayer]) -> Tensor | None:
-        """Addresses [3, B] of a layer's raw keys, rotated keys and values in all pots; None if their
-        sizes differ."""
-        if len({(layer.capacity, layer.rotated is None) for layer in layers}) > 1:
-            return None
-        raw = [layer.slots[0].data for layer in layers]
-        rotated = [layer.rotated for layer in layers if layer.rotated is not None] or raw
-        buffers = [raw, rotated, [layer.slots[1].data for layer in layers]]
-        if not all(x.shape == raw[0].shape and x.is_contiguous() for row in buffers for x in row):
-            return None
-        return torch.tensor(
-            [[x.data_ptr() for x in row] for row in buffers], device=self.ids.device
+    def trunk(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """Hidden states of ids at these positions, [B, T, hidden]."""
+        runner = self.runner()
+        assert runner is not None
+        cache = {runner.cache_argument: Cache(layers=[PassthroughLayer() for _ in runner.windows])}
+        with at_work(runner.model, self), fused(runner.norms):
+            output = runner.model.base_model(
+                input_ids=ids, position_ids=positions, use_cache=True, **cache
+            )
+        hidden: Tensor = output.last_hidden_state
+        return hidden
+
+    def serves(self, pot: Pot) -> bool:
+        """Whether a pot rotates by the tables of this pass. A table that grows is a new one."""
+        tables = [_tables(rotation, self.places.device) for rotation in pot.rotations]
+        return all(
+            own is other or (own and other and own.cos is other.cos)
+            for own, other in zip(self.tables, tables, strict=True)
         )
 
-    def serves(self, pots: Sequence[Pot]) -> bool:
-        """Whether this step is for these pots, and their slots have not moved."""
-        same = len(pots) == len(self.rows) and all(
-            row[0]() is pot.bounded[0] for row, pot in zip(self.rows, pots, strict=True)
-        )
-        return same and [addresses(pot) for pot in pots] == self.addresses
+    def run(self, work: Callable[[], Any], record: Record | None) -> Any:
+        """The results of `work`, by its recording after the first call. Results are copies, because
+        the next replay overwrites the outputs. record: None to record nothing."""
+        self.calls += 1
+        # the first call is not recorded: kernels must not be loaded during a recording
+        if record is None or self.calls == 1:
+            return work()
+        if self.recording is None:
+            self.recording = record(work)
+        self.recording.graph.replay()
+        return tuple(x.clone() for x in self.recording.outputs)
+
+
+def _tables(rotation: Rotation | None, device: torch.device) -> kernels.Rotary | None:
+    if rotation is None:
+        return None
+    return rotation.rotary(device)
+
+
+class Step(AddressForward):
+    """A decoding step for up to `rows` tokens, each for a slot of its own in a pot.
+
+    Several rows may belong to one pot: a short text. size: of the largest pot.
+    """
+
+    def __init__(self, runner: ModelRunner, pot: Pot, rows: int, size: int) -> None:
+        super().__init__(runner, pot, rows)
+        self.size = size
+        self.ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)
+        self.slots = torch.full((rows,), -1, dtype=torch.long, device=runner.device)
+        self.pots: list[Pot] = []
+        """For the twin in plain torch: the pot of each row."""
+        self._placed: list[Tensor] = []
 
     def attend(
         self,
@@ -100,94 +129,80 @@ class Step(Worker):
         options: dict[str, Any],
     ) -> Tensor:
         number: int = module.layer_idx  # type: ignore[assignment]
+        if not kernels.supports(query):
+            return self.attend_plainly(module, (query, key, value), scaling, options)
         places = self.places[number]
-        if places is not None and plain(options) and launch.attends(query, key.shape[1]):
-            rotation, capacity = self.common[number]
-            # [1, heads, B, D]: each row is rotated by its own slot
-            rows = [x.transpose(0, 2) for x in (query, key)]
-            if rotation is not None:
-                rows = [rotation.covered(x, self.indices) for x in rows]
-            query, rotated = rows
-            launch.append(key, rotated.transpose(0, 2), value, places, self.indices, capacity)
-            return launch.attend(
-                query.transpose(0, 2), places, self.indices, capacity, key.shape[1], scaling
-            )
-        own = zip(query.split(1), key.split(1), value.split(1), strict=True)
-        return torch.cat(
-            [self._attend(row, module, qkv, scaling, options) for row, qkv in enumerate(own)]
+        kernels.append(key, value, places, self.slots)
+        return kernels.attend(
+            query,
+            places,
+            self.slots,
+            self.tables[number],
+            kernels.Entries(key.shape[1], value.shape[-1], self.size),
+            kernels.Softmax(scaling, options.get("softcap"), options.get("s_aux")),
         )
 
-    def _attend(
+    def attend_plainly(
         self,
-        row: int,
         module: nn.Module,
         qkv: tuple[Tensor, Tensor, Tensor],
         scaling: float,
         options: dict[str, Any],
     ) -> Tensor:
-        """Attention of one pot's new token, [1, 1, H, D]. qkv: its query, key and value, raw."""
+        """The twin of the kernels `append` and `attend`, row by row."""
         query, key, value = qkv
-        layer = self.rows[row][module.layer_idx]()  # type: ignore[index]
-        slot = self.indices[row : row + 1]
-        assert layer is not None
-        for slots, x in zip(layer.slots, (key, value), strict=True):
-            slots.data.index_copy_(2, slot, x)
-        if layer.rotation is not None:
-            query = layer.rotation.covered(query, slot)
-            if layer.rotated is not None:
-                layer.rotated.index_copy_(2, slot, layer.rotation.covered(key, slot))
-        keys = layer.read_keys(0, layer.capacity)
-        values = layer.slots[1].data
-        mask = self._mask(row, layer.capacity, query)
-        if not plain(options):
-            return attention(module, (query, keys, values), scaling, mask, options)
-        # the query heads of a KV head as rows: no kernel repeats keys
-        grouped = query.reshape(1, keys.shape[1], -1, query.shape[-1])
-        out = F.scaled_dot_product_attention(
-            grouped, keys, values, attn_mask=mask.expand(1, 1, grouped.shape[2], -1), scale=scaling
-        )
-        return out.reshape(1, 1, query.shape[1], -1)
-
-    def _mask(self, row: int, size: int, query: Tensor) -> Tensor:
-        """An additive mask [1, size] of the free slots of a pot, in the query's dtype."""
-        if (row, size) not in self.masks:
-            free = torch.arange(size, device=query.device) > self.indices[row : row + 1]
-            mask = torch.zeros_like(free, dtype=query.dtype)
-            self.masks[row, size] = mask.masked_fill(free, -torch.inf)[None]
-        return self.masks[row, size]
+        number: int = module.layer_idx  # type: ignore[assignment]
+        slots = self.slots.tolist()
+        layers = [pot.layers[number] for pot in self.pots]
+        for row, layer in enumerate(layers):
+            layer.write(slots[row], key[row : row + 1], value[row : row + 1])
+        outputs = []
+        for row, layer in enumerate(layers):
+            rotated = layer.rotate_from(query[row : row + 1], slots[row])
+            stop = slots[row] + 1
+            entries = (layer.read_keys(0, stop), layer.read_values(0, stop))
+            outputs.append(attention(module, (rotated, *entries), scaling, None, options))
+        unused = len(query) - len(layers)
+        return F.pad(torch.cat(outputs), (0, 0, 0, 0, 0, 0, 0, unused))
 
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, Tensor]:
-        self.masks.clear()
         runner = self.runner()
         assert runner is not None
-        cache = {runner.cache_argument: Cache(layers=[PassthroughLayer() for _ in runner.windows])}
-        with at_work(runner.model, self), fused(runner.norms):
-            output = runner.model.base_model(
-                input_ids=self.ids, position_ids=self.indices[:, None], use_cache=True, **cache
-            )
-        return output.last_hidden_state, runner.head(output.last_hidden_state)[:, -1].float()
+        hidden = self.trunk(self.ids, self.slots[:, None].clamp(min=0))
+        return hidden, runner.head(hidden)[:, -1].float()
 
     def __call__(
-        self, pots: Sequence[Pot], ids: Tensor, record: Record | None = None
+        self, pots: Sequence[Pot], counts: Sequence[int], ids: Tensor, record: Record | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Read ids [B, 1], a token into each pot, which must have room.
+        """Read ids [N, 1]: the next `counts[b]` of them into pot b, which must have room.
 
-        Returns hidden states [B, 1, hidden] and next-token logits [B, V] float32. record: makes a
+        Returns hidden states [N, 1, hidden] and next-token logits [N, V] float32. record: makes a
         recording; None to record nothing.
         """
-        self.ids.copy_(ids)
-        self.indices.copy_(torch.tensor([pot.length for pot in pots]))
-        self.calls += 1
-        # the first call is not recorded: kernels must not be loaded during a recording
-        if record is not None and self.calls > 1:
-            if self.recording is None:
-                self.recording = record(self._run)
-            self.recording.graph.replay()
-            # the next replay overwrites the outputs
-            hidden, logits = (x.clone() for x in self.recording.outputs)
-        else:
-            hidden, logits = self._run()
-        for pot in pots:
-            pot.advance(1)
-        return hidden, logits
+        self._place(pots, counts)
+        slots = [
+            slot
+            for pot, count in zip(pots, counts, strict=True)
+            for slot in range(pot.length, pot.length + count)
+        ]
+        unused = len(self.slots) - len(slots)
+        self.slots.copy_(on_device(slots + [-1] * unused, self.slots.device), non_blocking=True)
+        self.ids[: len(ids)].copy_(ids)
+        hidden, logits = self.run(self._run, record)
+        for pot, count in zip(pots, counts, strict=True):
+            pot.advance(count)
+        return hidden[: len(ids)], logits[: len(ids)]
+
+    def _place(self, pots: Sequence[Pot], counts: Sequence[int]) -> None:
+        """Write the addresses of the pots, unless they are the same as before."""
+        rows = [pot for pot, count in zip(pots, counts, strict=True) for _ in range(count)]
+        placed = [pot.places for pot in rows]
+        self.pots = rows
+        if len(placed) == len(self._placed) and all(map(operator.is_, placed, self._placed)):
+            return
+        self._placed = placed
+        places = torch.stack(placed, dim=2)
+        if self.places.is_cuda:
+            places = places.pin_memory()
+        self.places[:, :, : len(rows)].copy_(places, non_blocking=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,18 +45,32 @@ def observe(runner: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int =
     return results
 
 
-def catalyst_look(rows: int, gqa: str = "mean", once: bool = False) -> tuple[Look, int]:
-    """A look and the `alone` of an `Observer`: the attention that entries receive from the catalyst,
-    the last `rows` tokens. once: these rows do not see the survivors."""
+@dataclass(frozen=True)
+class CatalystLook:
+    """A look at the attention that entries receive from the catalyst, the last `rows` tokens. once:
+    these rows do not see the survivors."""
 
-    def look(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
-        attention = causal_softmax(query[:, :, -rows:], key, scoring)
-        return reduce_groups(representativeness(attention), key.shape[1], gqa)
+    rows: int
+    gqa: str = "mean"
+    once: bool = False
 
-    alone = 0
-    if once:
-        alone = rows
-    return look, alone
+    def __call__(self, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        attention = causal_softmax(query[:, :, -self.rows :], key, scoring)
+        return reduce_groups(representativeness(attention), key.shape[1], self.gqa)
+
+    @property
+    def alone(self) -> int:
+        """As in `Observer`."""
+        if self.once:
+            return self.rows
+        return 0
+
+
+class Suffix(NamedTuple):
+    """A catalyst to read behind a chunk: its ids [1, |P|], and how to look at it."""
+
+    ids: Tensor
+    look: CatalystLook
 
 
 class Watcher:
@@ -65,9 +80,9 @@ class Watcher:
         self.runner = runner
         self.plan = plan
 
-    def look(self, catalyst: Tensor) -> tuple[Look, int]:
-        """`catalyst_look` for ids [B, |P|] under this plan."""
-        return catalyst_look(catalyst.shape[1], self.plan.gqa, self.plan.once)
+    def look(self, catalyst: Tensor) -> CatalystLook:
+        """How to look at a catalyst of ids [B, |P|] under this plan."""
+        return CatalystLook(catalyst.shape[1], self.plan.gqa, self.plan.once)
 
     def prompted(
         self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None
@@ -88,10 +103,10 @@ class Watcher:
         """Attention that entries receive from a catalyst [1, |P|]. With a contrast [2, |P|] it is
         divided by the attention from the second row."""
         look = self.look(catalyst)
-        first = prescored or observe(self.runner, pot, catalyst[:1], *look)
+        first = prescored or observe(self.runner, pot, catalyst[:1], look, look.alone)
         if len(catalyst) == 1:
             return first
-        second = observe(self.runner, pot, catalyst[1:], *look)
+        second = observe(self.runner, pot, catalyst[1:], look, look.alone)
         return {number: scores / (second[number] + FLOOR) for number, scores in first.items()}
 
     def replay(self, pot: Pot, catalyst: Tensor) -> ByLayer:

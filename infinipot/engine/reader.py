@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.pot import Layout, Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import Distiller, take
 from infinipot.engine.plan import Plan
+from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
 
 Progress = Callable[[], None]
@@ -68,8 +67,7 @@ class Reader:
         self.config = config.replace(chunk_tokens=chunk)
         self.policy = config.policy
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
-        self.score_novelty = "novelty" in self.plan.needs
-        self.pot = graph_cache(runner).new_pot(self._layout())
+        self.pot = runner.new_pot(self._layout())
         self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
@@ -115,6 +113,7 @@ class Reader:
             kind=config.pot_dtype,
             attention_stats=attention_stats,
             distils=policy.bounded,
+            scores="novelty" in plan.needs,
         )
         if policy.grouped:
             return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
@@ -124,7 +123,7 @@ class Reader:
         return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)
 
     def tensor(self, ids: list[int]) -> Tensor:
-        return torch.tensor([ids], dtype=torch.long, device=self.runner.device)
+        return on_device([ids], self.runner.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         """Raise NoRoom if no token could be read after a distillation."""
@@ -158,7 +157,7 @@ class Reader:
     def pin(self, ids: list[int]) -> None:
         """Read the first ids of all. Distillations always keep them."""
         if ids:
-            take(self.runner, [self.pot], self.tensor(ids), [self.score_novelty])
+            take(self.runner, [self.pot], self.tensor(ids))
             self.pot.pin(len(ids))
 
     def cycles(
@@ -229,7 +228,7 @@ class Reader:
             self.distiller.distill(pot, self.last_catalyst)
         if pot is self.pot:
             self.last_catalyst = catalyst
-        self.distiller.read(pot, self.tensor(ids), catalyst, self.score_novelty, progress, more)
+        self.distiller.read(pot, self.tensor(ids), catalyst, progress, more)
 
     def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the pot has room for the catalyst. A catalyst longer than the latest may have

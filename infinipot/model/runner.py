@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from infinipot import compat
 from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.cache.pot import Layout, Pot
+from infinipot.cache.rope import Rotation, alike
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
 from infinipot.model.forward import Observer, PotForward
@@ -91,6 +92,7 @@ class ModelRunner:
                 self.windows = [None if window else window for window in self.windows]
             self.rotations = rotations(model, [window != 0 for window in self.windows])
             self._find_output()
+            self.rotations_by_size: dict[int, list[Rotation | None]] = {}
             self.scorings: dict[int, Scoring] = {}
             pot = self.new_pot(Layout(2))
             trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
@@ -134,11 +136,26 @@ class ModelRunner:
         return self.model.get_input_embeddings().weight.device
 
     def new_pot(self, layout: Layout) -> Pot:
-        """An empty pot with its own rotations, as some frequencies depend on the pot's length."""
+        """An empty pot. Pots of one size share their rotations."""
+        with torch.inference_mode(False):  # the pot may be used outside inference mode later
+            return Pot(self.windows, self.states, self._rotations(layout), layout, self.device)
+
+    def _rotations(self, layout: Layout) -> list[Rotation | None]:
+        """The rotation of each layer. Pots share them if their sizes are equal, or if the
+        frequencies do not depend on the size. A pot without a bound has its own."""
         own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
         rotations = [own.get(id(r)) for r in self.rotations]
-        with torch.inference_mode(False):  # the pot may be used outside inference mode later
-            return Pot(self.windows, self.states, rotations, layout, self.device)
+        if layout.size is None:
+            return rotations
+        size = max(layout.sizes or (layout.size,))
+        if size not in self.rotations_by_size:
+            for rotation in own.values():
+                rotation.reserve(size, self.device)
+            shared = [other for other in self.rotations_by_size.values() if alike(rotations, other)]
+            self.rotations_by_size[size] = next(iter(shared), rotations)
+            for rotation in filter(None, self.rotations_by_size[size]):
+                rotation.reserve(size, self.device)
+        return self.rotations_by_size[size]
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A saved pot's tensors, each on its layer's device."""

@@ -34,7 +34,7 @@ def grouped_attention(
     def at(x: Tensor, positions: Tensor) -> Tensor:
         if rotation is None:
             return x
-        return rotation.at(x, positions)
+        return rotation.rotate_beyond(x, positions)
 
     near_keys = at(key, places)
     far_keys = at(key, places // group)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from infinipot.kernels import launch
@@ -75,16 +74,3 @@ def add_losses(
     largest = logits.amax(dim=-1)
     part = logits.sub_(largest[..., None]).exp_().sum(dim=-1).log() + largest
     return torch.logaddexp(total, part), torch.where(inside, picked, own)
-
-
-def predicted(logits: Sequence[Tensor | None], targets: Tensor) -> Tensor | None:
-    """NuC [B, 1] of one token per pot, from logits that are known already.
-
-    logits: [1, V] float32 of each pot. targets: token ids [B, 1]. None if there are several tokens
-    per pot, or if the logits of a pot are not known.
-    """
-    rows = [row for row in logits if row is not None]
-    if targets.shape[1] > 1 or len(rows) < len(logits):
-        return None
-    targets = targets[:, 0].to(rows[0].device)
-    return F.cross_entropy(torch.cat(rows), targets, reduction="none")[:, None]

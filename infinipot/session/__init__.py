@@ -105,8 +105,7 @@ class Session:
     def score_all(self) -> None:
         """From now on compute the novelty of every token, even if the policy does not need it.
         After each chunk `pot.novelty` ends with the chunk's values."""
-        self._reader.score_novelty = True
-        self.pot.read_by_chunk()
+        self.pot.score_at_once()
 
     def append(
         self, text: Text, question: Question = None, progress: Progress | None = None

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from infinipot import pot_file
+from infinipot.engine.distill import score_novelty
 from infinipot.engine.reader import Reader
 from infinipot.text.chat_template import Dialogue
 
@@ -16,6 +17,7 @@ def session_state(
     reader: Reader, dialogue: Dialogue, system: str | None, origin: pot_file.Origin
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and header of a session's pot file."""
+    score_novelty(reader.runner, reader.pot)
     tensors, numbers = reader.pot.state()
     ids, skipped = reader.waiting()
     tensors["tail"] = torch.tensor(ids, dtype=torch.long)

@@ -67,9 +67,9 @@ def test_positions_start_again_at_zero() -> None:
     seen: list[tuple[int, int]] = []
 
     class Watch(Rotation):
-        def slots(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        def rotate(self, x: torch.Tensor, start: int) -> torch.Tensor:
             seen.append((start, start + x.shape[-2]))
-            return super().slots(x, start)
+            return super().rotate(x, start)
 
     model = make_tiny("llama")
     session = Session(model, None, PotConfig(pot_size=64, distill_to=16))

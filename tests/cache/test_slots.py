@@ -51,7 +51,7 @@ def test_no_drift_and_fewer_bytes(kind: str) -> None:
         now = [x[:, :, :4] for slots in layer.slots for x in slots.tensors]
         assert all(torch.equal(a, b) for a, b in zip(now, before, strict=True))
         assert torch.equal(
-            layer.read_keys(0, 9), layer.rotation.slots(layer.slots[0].read(0, 9), 0)
+            layer.read_keys(0, 9), layer.rotation.rotate(layer.slots[0].read(0, 9), 0)
         )
     plain = Session(MODEL, None, PotConfig(pot_size=64, distill_to=32))
     plain.append(random_ids(40), question=CATALYST)

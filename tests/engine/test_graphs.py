@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,10 +12,13 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.cache.pot import Pot
-from infinipot.engine.cuda_graphs import GraphCache, graph_cache, steady
+from infinipot.engine import cuda_graphs
+from infinipot.engine.cuda_graphs import GraphCache, graph_cache
+from infinipot.engine.decode import together
 from infinipot.engine.distill import take
+from infinipot.engine.graph_chunk import Chunk
 from infinipot.engine.graph_step import Step
+from infinipot.engine.observe import CatalystLook, watching
 from infinipot.model.runner import ModelRunner
 
 CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
@@ -29,22 +30,23 @@ gpu = [
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_is_a_chunk_of_one(family: str) -> None:
-    """Pots of different lengths, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
+    """Pots of different lengths and sizes, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
     runner = ModelRunner(make_tiny(family))
     pairs = []
-    for length in (5, 40, 100):
-        session = Session(runner, None, CONFIG)
+    for length, size in ((5, 64), (40, 64), (100, 80)):
+        session = Session(runner, None, dataclasses.replace(CONFIG, pot_size=size))
         session.append(random_ids(length, seed=length), question=CATALYST)
         pairs.append((session.pot, session.fork().pot))
     steps, plain = zip(*pairs, strict=True)
-    assert all(steady(pot) for pot in steps)
-    step = Step(runner, steps)
+    assert all(pot.by_address for pot in steps)
+    step = Step(runner, steps[0], rows=4, size=128)
     for seed in range(6):
         ids = torch.tensor([[i] for i in random_ids(3, seed=seed)])
-        hidden, logits = step(steps, ids)
-        for one, other, row, state in zip(steps, plain, ids.split(1), hidden.split(1), strict=True):
-            take(runner, [other], row, [False])
-            one.follow(row, state, torch.zeros(1, 1))
+        hidden, logits = step(steps, [1, 1, 1], ids)
+        rows = zip(steps, plain, ids.split(1), hidden.split(1), strict=True)
+        for number, (one, other, row, state) in enumerate(rows):
+            take(runner, [other], row)
+            one.follow(row, state, (logits, number))
             assert_close("hidden", one.hidden, other.hidden)
             assert one.length == other.length
             for mine, yours in zip(one.bounded, other.bounded, strict=True):
@@ -52,47 +54,73 @@ def test_a_step_is_a_chunk_of_one(family: str) -> None:
                     "keys", mine.read_keys(0, mine.length), yours.read_keys(0, yours.length)
                 )
         assert_close("logits", logits, torch.cat([runner.head(pot.hidden)[:, -1] for pot in plain]))
-    assert step.serves(steps)
-    assert not step.serves(plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_a_step_may_be_short_texts(family: str) -> None:
+    runner = ModelRunner(make_tiny(family))
+    sessions = [Session(runner, None, CONFIG) for _ in range(3)]
+    for seed, session in enumerate(sessions):
+        session.append(random_ids(20 + 30 * seed, seed=seed), question=CATALYST)
+    plain = [session.fork().pot for session in sessions]
+    counts = [4, 1, 3]
+    texts = [random_ids(count, seed=9 + count) for count in counts]
+    ids = torch.tensor([[i] for text in texts for i in text])
+    pots = [session.pot for session in sessions]
+    hidden, _ = Step(runner, pots[0], rows=16, size=64)(pots, counts, ids)
+    for pot, text, states in zip(plain, texts, hidden.split(counts), strict=True):
+        expected = runner.read(torch.tensor([text]), [pot])
+        assert_close("hidden", states.transpose(0, 1), expected)
+
+
+@pytest.mark.parametrize("rows", [9, 16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chunk_for_any_pot(family: str, rows: int) -> None:
+    """Read into pots in turn, padded or not, with the catalyst's look: hidden states, attention and entries are those of ordinary
+    reading."""
+    runner = ModelRunner(make_tiny(family))
+    look = CatalystLook(3)
+    ids = torch.tensor([random_ids(9, seed=3)])
+    chunk = None
+    for seed in range(3):
+        session = Session(runner, None, CONFIG)
+        session.append(random_ids(24, seed=seed), question=CATALYST)
+        plain = session.fork().pot
+        chunk = chunk or Chunk(runner, session.pot, 24, rows, look if rows == 9 else None)
+        hidden, scores = chunk(session.pot, ids)
+        expected: dict[int, torch.Tensor] = {}
+        assert_close("hidden", hidden, runner.read(ids, [plain], watching(expected, look)))
+        assert session.pot.length == plain.length
+        for number, (mine, yours) in enumerate(
+            zip(session.pot.bounded, plain.bounded, strict=True)
+        ):
+            assert_close("keys", mine.read_keys(0, mine.length), yours.read_keys(0, yours.length))
+            if rows == 9:
+                assert_close("attention", scores[number], expected[number])
+        assert bool(scores) == (rows == 9)
 
 
 class AtOnce:
     """Stands in for a recording: runs nothing when it is made, and all of it when it is replayed."""
 
-    def __init__(self, run: Callable[[], Any], pots: list[tuple[Any, ...]]) -> None:
+    def __init__(self, run: Callable[[], Any]) -> None:
         self.run = run
-        self.pots = list(pots)
         self.outputs: Any = None
         self.graph = self
 
     def replay(self) -> None:
-        with contextlib.ExitStack() as stack:
-            for pot, start, hidden in self.pots:
-                stack.enter_context(RECORDING(pot, start, hidden))
-            self.outputs = self.run()
-
-
-RECORDING = Pot.recording
+        self.outputs = self.run()
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[AtOnce]:
     """Recordings are made and replayed on a CPU, too; those made."""
     made: list[AtOnce] = []
-    pots: list[tuple[Any, ...]] = []
-
-    @contextlib.contextmanager
-    def recording(pot: Pot, start: torch.Tensor, hidden: torch.Tensor) -> Iterator[None]:
-        pots.append((pot, start, hidden))
-        with RECORDING(pot, start, hidden):
-            yield
-        pots.pop()
 
     def record(graphs: GraphCache, run: Callable[[], Any]) -> AtOnce:
-        made.append(AtOnce(run, pots))
+        made.append(AtOnce(run))
         return made[-1]
 
-    monkeypatch.setattr(Pot, "recording", recording)
     monkeypatch.setattr(GraphCache, "record", record)
     monkeypatch.setattr(GraphCache, "possible", lambda graphs, ids: not graphs.unrecordable)
     return made
@@ -100,15 +128,15 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[AtOnce]:
 
 OPTIONS = [
     {},
-    {"novelty": 0.0, "persist": 0.5},
-    {"persist": "once", "gqa": "max"},
+    {"novelty": 0.0, "score_memory": 0.5},
+    {"score_memory": "once", "gqa": "max"},
     {"policy": "streaming"},
     {"chunk_tokens": 512, "sinks": 3, "pool": 5},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[AtOnce]) -> None:
+def test_chunks_and_steps_do_what_runs_otherwise(options: dict, at_once: list[AtOnce]) -> None:
     """The pot's bookkeeping, above all: what is recorded is run by another."""
     model = make_tiny("qwen3")
     recording, plain = ModelRunner(model), ModelRunner(model)
@@ -134,10 +162,9 @@ def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[At
         assert_close("logits", one.logits, other.logits)
         assert one.stats == dataclasses.replace(other.stats, timings=one.stats.timings)
         assert one.pot.tokens_read == other.pot.tokens_read
-        assert one.pot.novelty.shape == other.pot.novelty.shape
+        assert one.pot.fresh.tolist() == other.pot.fresh.tolist()
     assert len(at_once) > 2
     assert not graph_cache(recording).unrecordable
-    assert graph_cache(recording).of(one.pot).cycles
     fork = one.fork()
     before = kept(fork), fork.logits
     one.append(random_ids(100, seed=9), question=CATALYST)
@@ -145,34 +172,38 @@ def test_cycles_and_steps_do_what_runs_otherwise(options: dict, at_once: list[At
     assert torch.equal(fork.logits, before[1])
 
 
-def test_recordings_last_as_long_as_the_slots(at_once: list[AtOnce]) -> None:
-    """They serve the next pot of the same layout; they go with the last object that holds the slots."""
+def test_all_pots_share_the_recordings(at_once: list[AtOnce]) -> None:
+    """New sessions, forks, loaded pots, other sizes and other groups record nothing anew."""
     runner = ModelRunner(make_tiny("llama"))
-    graphs = graph_cache(runner)
+
+    def use(session: Session) -> None:
+        for seed in range(2):
+            session.append(random_ids(200, seed=seed), question=CATALYST)
+            list(session.stream_ids([5, 6], max_tokens=4, pick=greedy, stop_ids=set()))
+
+    use(Session(runner, None, CONFIG))
+    use(Session(runner, None, CONFIG))
+    made = len(at_once)
+    assert made > 1
     session = Session(runner, None, CONFIG)
-    for seed in range(3):
-        session.append(random_ids(200, seed=seed), question=CATALYST)
-    layers = session.pot.layers
-    recordings = graphs.of(session.pot)
-    at_once.clear()
-    for recorded in recordings.cycles.values():
-        recorded.recording.pots.clear()  # type: ignore[attr-defined]
-        recorded.recording.run = None  # type: ignore[attr-defined]
-    assert recordings.cycles
-    del session
-    gc.collect()
-    assert graphs.spare is not None
-    again = Session(runner, None, CONFIG)
-    assert again.pot.layers is layers
-    assert graphs.of(again.pot) is recordings
-    assert graphs.spare is None
-    fork = again.fork()
-    assert not graphs.of(fork.pot).cycles
-    del fork, layers
-    gc.collect()
-    assert len(graphs.by_pot) == 1
-    other = Session(runner, None, dataclasses.replace(CONFIG, pot_size=80))
-    assert other.pot.layers is not again.pot.layers
+    use(session)
+    assert len(at_once) == made
+    sessions = [session.fork() for _ in range(5)]
+    for group in (sessions[:3], sessions[1:5], sessions[:2], sessions[3:]):
+        turns = [s.turn([7, 8], max_tokens=5, pick=greedy, stop_ids=set()) for s in group]
+        list(together(turns))
+    assert len(at_once) <= made + 2, "steps of 2 and of 4 rows"
+
+
+def test_few_recordings_are_kept(at_once: list[AtOnce], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "CHUNKS", 3)
+    monkeypatch.setattr(cuda_graphs, "FIRST_CHUNKS", 4)
+    runner = ModelRunner(make_tiny("llama"))
+    for size in range(64, 80, 2):
+        session = Session(runner, None, dataclasses.replace(CONFIG, pot_size=size, distill_to=24))
+        session.append(random_ids(300), question=CATALYST)
+    assert len(graph_cache(runner).chunks) == 3
+    assert len(graph_cache(runner).first_chunks) <= 4
 
 
 def gpu_pair(
@@ -235,7 +266,7 @@ def test_recorded_answers(keep: bool) -> None:
             for s in (one, other)
         ]
         assert said[0] == said[1]
-    assert graph_cache(one.runner).of(one.pot).steps or not keep
+    assert graph_cache(one.runner).steps
     assert kept(one) == kept(other)
     assert_close("logits", one.logits, other.logits)
 
@@ -264,9 +295,9 @@ def test_a_card_that_is_not_the_current_one(length: int) -> None:
     "options",
     [pytest.param(options, marks=gpu) for options in ({}, {"novelty": 0.0, "catalyst": "plain"})],
 )
-def test_a_new_pot_takes_the_place_of_one_that_was_dropped(options: dict) -> None:
+def test_new_pots_use_the_recordings_of_others(options: dict) -> None:
     one, other = gpu_pair("llama", torch.float32, **options)
-    before: list[int] = []
+    chunks: list[list] = []
     for seed in range(4):
         mine, yours = (Session(session.runner, None, session.config) for session in (one, other))
         said = []
@@ -278,11 +309,13 @@ def test_a_new_pot_takes_the_place_of_one_that_was_dropped(options: dict) -> Non
         assert said[0] == said[1]
         assert kept(mine) == kept(yours)
         assert_close("logits", mine.logits, yours.logits)
-        assert mine.stats == dataclasses.replace(yours.stats, timings=mine.stats.timings)
-        slots = [layer.slots[0].data.data_ptr() for layer in mine.pot.bounded]
-        assert slots == (before or slots), "the same memory again"
-        before = slots
+        assert mine.stats == dataclasses.replace(
+            yours.stats, timings=mine.stats.timings, pot_bytes=mine.stats.pot_bytes
+        )
+        chunks.append([id(chunk.recording) for chunk in graph_cache(one.runner).chunks.values()])
         del mine
+    assert chunks[-1]
+    assert set(chunks[2]) <= set(chunks[3])
 
 
 METHODS = ["full", "h2o", "tova", "snapkv", "truncate"]

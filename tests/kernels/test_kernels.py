@@ -9,9 +9,10 @@ import torch
 from helpers import assert_close
 
 from infinipot.cache.rope import rotate
-from infinipot.kernels import launch
+from infinipot.kernels import launch, pots
 from infinipot.model.fused_norms import KINDS, rms_norm
 from infinipot.scoring.novelty import add_losses
+from infinipot.scoring.representativeness import Scoring, causal_softmax
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -68,39 +69,108 @@ def test_rms_norm(kind: int, width: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "width"), [(4, 2, 200, 32), (6, 1, 64, 64), (3, 3, 1000, 16)]
-)
-def test_one_token_for_several_pots(heads: int, kv_heads: int, size: int, width: int) -> None:
-    """Entries go where they belong, and attention is that over the slots taken."""
+SHAPES = [(4, 2, 200, 32, 16), (6, 1, 64, 64, 32), (3, 3, 1000, 16, 8), (4, 4, 300, 80, 24)]
+"""Query heads, KV heads, slots, elements of a key, rotated pairs."""
+
+
+def rotary(size: int, half: int, style: str) -> pots.Rotary | None:
+    if not half:
+        return None
+    angles = torch.arange(size)[:, None] * torch.rand(half, generator=torch.Generator())
+    return pots.Rotary(angles.cos().to(DEVICE), angles.sin().to(DEVICE), style)
+
+
+def turned(x: torch.Tensor, table: pots.Rotary | None, places: slice) -> torch.Tensor:
+    if table is None:
+        return x
+    return rotate(x, table.cos[places], table.sin[places], table.style)
+
+
+def addresses(buffers: list[list[torch.Tensor]]) -> torch.Tensor:
+    return (
+        torch.tensor(
+            [[keys.data_ptr(), values.data_ptr(), keys.shape[2]] for keys, values in buffers]
+        )
+        .T.contiguous()
+        .to(DEVICE)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("style", ["half", "half_reversed", "interleaved", None])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "width", "half"), SHAPES)
+def test_one_token_for_several_pots(
+    heads: int,
+    kv_heads: int,
+    size: int,
+    width: int,
+    half: int,
+    style: str | None,
+    dtype: torch.dtype,
+) -> None:
+    """Entries go where they belong, pots may differ in size, and attention is that over the slots taken. A row with slot -1 is left
+    out."""
     random = torch.Generator().manual_seed(0)
-    dtype = torch.float16
-    slots = torch.tensor([0, size // 3, size - 1], device=DEVICE)
+    table = rotary(size, half if style else 0, style or "")
+    slots = [0, size // 3, size - 1, -1]
     buffers = [
         [
-            torch.randn(1, kv_heads, size, width, generator=random).to(DEVICE, dtype)
-            for _ in range(3)
+            torch.randn(1, kv_heads, size + 5 * row, n, generator=random).to(DEVICE, dtype)
+            for n in (width, width + 16)
         ]
-        for _ in range(3)
+        for row in range(4)
     ]
     expected = [[x.clone() for x in row] for row in buffers]
     new = [
-        torch.randn(3, 1, kv_heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
-        for _ in range(3)
+        torch.randn(4, 1, kv_heads, n, generator=random).transpose(1, 2).to(DEVICE, dtype)
+        for n in (width, width + 16)
     ]
-    query = torch.randn(3, 1, heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
-    places = torch.tensor(
-        [[x.data_ptr() for x in row] for row in buffers], device=DEVICE
-    ).T.contiguous()
-    launch.append(*new, places, slots, size)
-    got = launch.attend(query, places, slots, size, kv_heads, 0.3)
-    for row, slot in enumerate(slots.tolist()):
-        for buffer, entry in zip(expected[row], new, strict=True):
-            buffer[0, :, slot] = entry[row, :, 0]
-        assert all(torch.equal(a, b) for a, b in zip(buffers[row], expected[row], strict=True))
-        keys, values = (
-            x[:, :, : slot + 1].float().repeat_interleave(heads // kv_heads, dim=1)
-            for x in expected[row][1:]
-        )
-        weights = (0.3 * query[row].float() @ keys[0].transpose(1, 2)).softmax(dim=-1)
-        assert_close(f"row {row}", got[row, 0], (weights @ values[0])[:, 0], tolerance=5e-3)
+    query = torch.randn(4, 1, heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
+    places = addresses(buffers)
+    device_slots = torch.tensor(slots, device=DEVICE)
+    sinks = torch.randn(heads, generator=random).to(DEVICE)
+    pots.append(*new, places, device_slots)
+    entries = pots.Entries(kv_heads, width + 16, size + 20)
+    for softmax in (pots.Softmax(0.3), pots.Softmax(0.3, 5.0, sinks)):
+        got = pots.attend(query, places, device_slots, table, entries, softmax)
+        assert got.shape == (4, 1, heads, width + 16)
+        assert not got[3].any()
+        for row, slot in enumerate(slots[:3]):
+            for buffer, entry in zip(expected[row], new, strict=True):
+                buffer[0, :, slot] = entry[row, :, 0]
+            assert all(torch.equal(a, b) for a, b in zip(buffers[row], expected[row], strict=True))
+            keys, values = (x[:, :, : slot + 1] for x in expected[row])
+            rotated = turned(query[row : row + 1], table, slice(slot, slot + 1))
+            keys = turned(keys, table, slice(0, slot + 1))
+            scoring = Scoring(softmax.scaling, softmax.softcap, softmax.sinks)
+            weights = causal_softmax(rotated, keys, scoring)
+            values = values.float().repeat_interleave(heads // kv_heads, dim=1)
+            tolerance = 5e-3 if dtype == torch.float16 else 1e-5
+            assert_close(f"row {row}", got[row, 0], (weights @ values)[0, :, 0], tolerance)
+    assert torch.equal(buffers[3][0], expected[3][0])
+
+
+@pytest.mark.parametrize("style", ["half", "half_reversed", "interleaved", None])
+@pytest.mark.parametrize(("heads", "kv_heads", "size", "width", "half"), SHAPES)
+def test_a_chunk_into_a_pot(
+    heads: int, kv_heads: int, size: int, width: int, half: int, style: str | None
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    table = rotary(size, half if style else 0, style or "")
+    buffers = [
+        torch.randn(1, kv_heads, size, n, generator=random).to(DEVICE, torch.float16)
+        for n in (width, width + 16)
+    ]
+    expected = [x.clone() for x in buffers]
+    new = [
+        torch.randn(1, 37, kv_heads, n, generator=random).transpose(1, 2).to(DEVICE, torch.float16)
+        for n in (width, width + 16)
+    ]
+    places = addresses([buffers])
+    pots.store(*new, places, 11)
+    for x, entries in zip(expected, new, strict=True):
+        x[:, :, 11:48] = entries
+    assert all(torch.equal(a, b) for a, b in zip(buffers, expected, strict=True))
+    keys, values = pots.fetch(*new, places, table, 48)
+    assert torch.equal(values, expected[1][:, :, :48])
+    assert_close("keys", keys, turned(expected[0][:, :, :48], table, slice(0, 48)), tolerance=1e-3)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infinipot.engine.observe import catalyst_look, observe
+from infinipot.engine.observe import CatalystLook, observe
 from infinipot.eval import charts
 from infinipot.eval.inspect import kept_places
 from infinipot.eval.methods import Method, method
@@ -55,7 +55,7 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
-    scores = observe(session.runner, session.pot, token, *catalyst_look(1))
+    scores = observe(session.runner, session.pot, token, CatalystLook(1))
     attention = torch.stack([scores[layer][0, :, :count].cpu() for layer in sorted(scores)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]

@@ -1,0 +1,285 @@
+"""Triton kernels that work on the slots of pots, by address. Importing this module takes seconds;
+`pots` imports it when needed.
+
+`places` is [3, rows] int64: for each row the address of a pot's raw keys [1, K, size, D], of its
+values [1, K, size, V], and its size. A recording stays valid for any pot: only `places` changes.
+`half` is the number of rotated pairs, 0 without rotation. Pair j is at first + step*j and
+second + step*j. `rest` is the number of elements that pass through. All `wide_*` are paddings to a
+power of two.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def append(
+    key,
+    value,
+    places,
+    slots,
+    kb,
+    kh,
+    vb,
+    vh,
+    width: tl.constexpr,
+    value_width: tl.constexpr,
+    wide: tl.constexpr,
+):
+    """Write one entry of one head into the slot of its row. Rows with slot -1 are skipped."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    rows = tl.num_programs(0)
+    kind = tl.pointer_type(key.dtype.element_ty)
+    slot = tl.load(slots + row)
+    entry = head * tl.load(places + 2 * rows + row) + slot
+    j = tl.arange(0, wide)
+    live = slot >= 0
+    k = tl.load(key + row * kb + head * kh + j, mask=j < width)
+    v = tl.load(value + row * vb + head * vh + j, mask=j < value_width)
+    tl.store(tl.load(places + row).to(kind) + entry * width + j, k, mask=live & (j < width))
+    tl.store(
+        tl.load(places + rows + row).to(kind) + entry * value_width + j,
+        v,
+        mask=live & (j < value_width),
+    )
+
+
+@triton.jit
+def attend_part(
+    query,
+    places,
+    slots,
+    cos,
+    sin,
+    acc,
+    peak,
+    total,
+    qb,
+    qh,
+    scale,
+    softcap,
+    share,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    width: tl.constexpr,
+    value_width: tl.constexpr,
+    half: tl.constexpr,
+    wide_half: tl.constexpr,
+    rest: tl.constexpr,
+    wide_rest: tl.constexpr,
+    wide_value: tl.constexpr,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    step: tl.constexpr,
+    sign: tl.constexpr,
+    capped: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Attention of one row over one share of its slots, for the query heads of one KV head.
+
+    Queries and keys are rotated here, by their slots. The result is not normalised; `attend_join`
+    does that.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    rows = tl.num_programs(0)
+    heads = tl.num_programs(1)
+    parts = tl.num_programs(2)
+    element = query.dtype.element_ty
+    kind = tl.pointer_type(element)
+    slot = tl.load(slots + row)
+    size = tl.load(places + 2 * rows + row)
+    keys = tl.load(places + row).to(kind) + head * size * width
+    values = tl.load(places + rows + row).to(kind) + head * size * value_width
+    g = tl.arange(0, tile)
+    j = tl.arange(0, wide_half)
+    r = tl.arange(0, wide_rest)
+    d = tl.arange(0, wide_value)
+    own = query + row * qb + (head * group + g[:, None]) * qh
+    if half > 0:
+        place = tl.maximum(slot, 0) * half + j
+        c0 = tl.load(cos + place, mask=j < half, other=0.0)[None, :]
+        s0 = tl.load(sin + place, mask=j < half, other=0.0)[None, :] * sign
+        pairs = (g < group)[:, None] & (j < half)[None, :]
+        qa = tl.load(own + first + step * j[None, :], mask=pairs, other=0.0).to(tl.float32)
+        qc = tl.load(own + second + step * j[None, :], mask=pairs, other=0.0).to(tl.float32)
+        q1 = (qa * c0 - qc * s0).to(element)
+        q2 = (qc * c0 + qa * s0).to(element)
+    if rest > 0:
+        others = (g < group)[:, None] & (r < rest)[None, :]
+        q3 = tl.load(own + 2 * half + r[None, :], mask=others, other=0.0)
+    high = tl.full((tile,), float("-inf"), tl.float32)
+    mass = tl.zeros((tile,), tl.float32)
+    mix = tl.zeros((tile, wide_value), tl.float32)
+    begin = part * share
+    for start in range(begin, tl.minimum(begin + share, slot + 1), block):
+        n = start + tl.arange(0, block)
+        filled = (n <= slot) & (n < begin + share)
+        v = tl.load(
+            values + n[:, None] * value_width + d[None, :],
+            mask=filled[:, None] & (d < value_width)[None, :],
+            other=0.0,
+        )
+        s = tl.zeros((tile, block), tl.float32)
+        if half > 0:
+            inside = filled[:, None] & (j < half)[None, :]
+            source = keys + n[:, None] * width + step * j[None, :]
+            table = n[:, None] * half + j[None, :]
+            a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
+            b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
+            c = tl.load(cos + table, mask=inside, other=0.0).to(tl.float32)
+            e = tl.load(sin + table, mask=inside, other=0.0).to(tl.float32) * sign
+            k1 = (a * c - b * e).to(element)
+            k2 = (b * c + a * e).to(element)
+            s += tl.dot(q1, tl.trans(k1), input_precision="ieee")
+            s += tl.dot(q2, tl.trans(k2), input_precision="ieee")
+        if rest > 0:
+            k3 = tl.load(
+                keys + n[:, None] * width + 2 * half + r[None, :],
+                mask=filled[:, None] & (r < rest)[None, :],
+                other=0.0,
+            )
+            s += tl.dot(q3, tl.trans(k3), input_precision="ieee")
+        s = s * scale
+        if capped:
+            s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * s / softcap) + 1.0))
+        s = tl.where(filled[None, :], s, float("-inf"))
+        now = tl.maximum(high, tl.max(s, axis=1))
+        p = tl.exp(s - now[:, None])
+        fade = tl.exp(high - now)
+        mix = mix * fade[:, None] + tl.dot(p.to(element), v, input_precision="ieee")
+        mass = mass * fade + tl.sum(p, axis=1)
+        high = now
+    at = ((row * heads + head) * parts + part) * tile + g
+    tl.store(peak + at, high)
+    tl.store(total + at, mass)
+    tl.store(acc + at[:, None] * wide_value + d[None, :], mix)
+
+
+@triton.jit
+def attend_join(
+    acc,
+    peak,
+    total,
+    sinks,
+    out,
+    parts,
+    group: tl.constexpr,
+    tile: tl.constexpr,
+    value_width: tl.constexpr,
+    wide_value: tl.constexpr,
+    wide_parts: tl.constexpr,
+    has_sinks: tl.constexpr,
+):
+    """Combine the shares of one query head and normalise. out: [B, H, V]. A row without entries
+    gets zeros."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    heads = tl.num_programs(1)
+    part = tl.arange(0, wide_parts)
+    d = tl.arange(0, wide_value)
+    at = ((row * (heads // group) + head // group) * parts + part) * tile + head % group
+    high = tl.load(peak + at, mask=part < parts, other=float("-inf"))
+    largest = tl.maximum(tl.max(high, axis=0), -1e30)
+    if has_sinks:
+        sink = tl.load(sinks + head).to(tl.float32)
+        largest = tl.maximum(largest, sink)
+    weight = tl.exp(high - largest)
+    mass = tl.sum(weight * tl.load(total + at, mask=part < parts, other=0.0), axis=0)
+    if has_sinks:
+        mass += tl.exp(sink - largest)
+    mix = tl.load(
+        acc + at[:, None] * wide_value + d[None, :], mask=(part < parts)[:, None], other=0.0
+    )
+    result = tl.sum(mix * weight[:, None], axis=0) / tl.where(mass > 0, mass, 1.0)
+    tl.store(
+        out + (row * heads + head) * value_width + d,
+        result.to(out.dtype.element_ty),
+        mask=d < value_width,
+    )
+
+
+@triton.jit
+def store(
+    key,
+    value,
+    places,
+    start,
+    count,
+    kh,
+    kn,
+    vh,
+    vn,
+    width: tl.constexpr,
+    value_width: tl.constexpr,
+    wide: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Write `count` new entries of one head of one pot to the slots from `start` on."""
+    n = tl.program_id(0) * tile + tl.arange(0, tile)
+    head = tl.program_id(1)
+    j = tl.arange(0, wide)
+    kind = tl.pointer_type(key.dtype.element_ty)
+    entry = (head * tl.load(places + 2) + start + n)[:, None]
+    far = n[:, None].to(tl.int64)
+    inside = (n < count)[:, None] & (j < width)[None, :]
+    k = tl.load(key + head * kh + far * kn + j[None, :], mask=inside)
+    tl.store(tl.load(places).to(kind) + entry * width + j[None, :], k, mask=inside)
+    inside = (n < count)[:, None] & (j < value_width)[None, :]
+    v = tl.load(value + head * vh + far * vn + j[None, :], mask=inside)
+    tl.store(tl.load(places + 1).to(kind) + entry * value_width + j[None, :], v, mask=inside)
+
+
+@triton.jit
+def fetch(
+    places,
+    cos,
+    sin,
+    keys,
+    values,
+    count,
+    width: tl.constexpr,
+    value_width: tl.constexpr,
+    half: tl.constexpr,
+    wide_half: tl.constexpr,
+    rest: tl.constexpr,
+    wide_rest: tl.constexpr,
+    wide_value: tl.constexpr,
+    first: tl.constexpr,
+    second: tl.constexpr,
+    step: tl.constexpr,
+    sign: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Copy the first `count` entries of one head of one pot: keys rotated by slot, and values."""
+    n = tl.program_id(0) * tile + tl.arange(0, tile)
+    head = tl.program_id(1)
+    kind = tl.pointer_type(keys.dtype.element_ty)
+    size = tl.load(places + 2)
+    entry = (head * size + n)[:, None]
+    target = (head * count + n)[:, None].to(tl.int64)
+    taken = (n < count)[:, None]
+    raw = tl.load(places).to(kind)
+    if half > 0:
+        j = tl.arange(0, wide_half)
+        inside = taken & (j < half)[None, :]
+        c = tl.load(cos + n[:, None] * half + j[None, :], mask=inside, other=0.0)
+        s = tl.load(sin + n[:, None] * half + j[None, :], mask=inside, other=0.0) * sign
+        source = raw + entry * width + step * j[None, :]
+        a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
+        out = keys + target * width + step * j[None, :]
+        tl.store(out + first, (a * c - b * s).to(keys.dtype.element_ty), mask=inside)
+        tl.store(out + second, (b * c + a * s).to(keys.dtype.element_ty), mask=inside)
+    if rest > 0:
+        r = tl.arange(0, wide_rest)
+        inside = taken & (r < rest)[None, :]
+        k = tl.load(raw + entry * width + 2 * half + r[None, :], mask=inside)
+        tl.store(keys + target * width + 2 * half + r[None, :], k, mask=inside)
+    d = tl.arange(0, wide_value)
+    inside = taken & (d < value_width)[None, :]
+    v = tl.load(tl.load(places + 1).to(kind) + entry * value_width + d[None, :], mask=inside)
+    tl.store(values + target * value_width + d[None, :], v, mask=inside)

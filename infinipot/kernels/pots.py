@@ -1,0 +1,213 @@
+"""Calls of the Triton kernels that work on the slots of pots, by address.
+
+places: [3, rows] int64, for each row the address of a pot's raw keys [1, K, size, D], of its values
+[1, K, size, V], and its size. Both buffers are contiguous and have the model's type. The twin in
+plain torch is `Step.attend_plainly` and `Chunk.attend_plainly`; tests compare them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on
+
+SHARES = 32
+"""Most shares into which `attend` splits the slots of a pot."""
+PROGRAMS = 1056
+"""Programs of `attend` that keep a large GPU busy."""
+BLOCK = 64
+"""Slots that a program of `attend` reads at a time."""
+LEAST_DOT = 16
+"""Smallest side of a matrix product on a GPU's tensor cores."""
+
+
+class Rotary(NamedTuple):
+    """How a layer rotates. cos, sin: [positions, d/2] float32. style: of `cache.rope.STYLES`."""
+
+    cos: Tensor
+    sin: Tensor
+    style: str
+
+
+class Entries(NamedTuple):
+    """kv_heads: K. width: V, of a value. size: slots of the largest pot."""
+
+    kv_heads: int
+    width: int
+    size: int
+
+
+class Softmax(NamedTuple):
+    """As `scoring.representativeness.Scoring`."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def supports(x: Tensor) -> bool:
+    """Whether these kernels run for a model with this device and dtype."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32) and available()
+
+
+def _pairs(rotary: Rotary | None, width: int) -> tuple[int, int, int, int]:
+    """half, wide_half, rest and wide_rest of a vector of `width` elements."""
+    half = 0
+    if rotary is not None:
+        half = rotary.cos.shape[-1]
+    rest = width - 2 * half
+    padded = [max(LEAST_DOT, next_power_of_2(count)) for count in (half, rest)]
+    return half, padded[0], rest, padded[1]
+
+
+def _style(rotary: Rotary | None, half: int) -> tuple[int, int, int, float]:
+    """first, second, step and sign."""
+    if rotary is not None and rotary.style == "interleaved":
+        return 0, 1, 2, 1.0
+    if rotary is not None and rotary.style == "half_reversed":
+        return 0, half, 1, -1.0
+    return 0, half, 1, 1.0
+
+
+def _tables(rotary: Rotary | None, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The tables; without rotation something that is never read."""
+    if rotary is None:
+        return places, places
+    return rotary.cos, rotary.sin
+
+
+def append(key: Tensor, value: Tensor, places: Tensor, slots: Tensor) -> None:
+    """Write one new entry for each row into its pot.
+
+    key: [B, K, 1, D], raw. value: [B, K, 1, V]. places: [3, B]. slots: [B] int64; -1: skip the row.
+    """
+    from infinipot.kernels import pot_kernels
+
+    batch, heads, _, width = key.shape
+    key = dense_rows(key)
+    value = dense_rows(value)
+    wide = next_power_of_2(max(width, value.shape[-1]))
+    strides = (*key.stride()[:2], *value.stride()[:2])
+    with on(key):
+        pot_kernels.append[(batch, heads)](
+            key, value, places, slots, *strides, width, value.shape[-1], wide
+        )
+
+
+def attend(
+    query: Tensor,
+    places: Tensor,
+    slots: Tensor,
+    rotary: Rotary | None,
+    entries: Entries,
+    softmax: Softmax,
+) -> Tensor:
+    """Attention of one token per row over its pot's entries up to its own slot, slots[b].
+
+    query: raw, [B, H, 1, D]; it is rotated to its slot. places: [3, B]. slots: [B] int64; a row
+    with -1 gets zeros. Returns [B, 1, H, V].
+    """
+    from infinipot.kernels import pot_kernels
+
+    batch, heads, _, width = query.shape
+    kv_heads, value_width, size = entries
+    sinks = softmax.sinks
+    query = dense_rows(query)
+    group = heads // kv_heads
+    tile = max(LEAST_DOT, next_power_of_2(group))
+    parts = min(SHARES, max(1, PROGRAMS // (batch * kv_heads)), -(-size // BLOCK))
+    share = -(-size // parts // BLOCK) * BLOCK
+    wide_value = max(LEAST_DOT, next_power_of_2(value_width))
+    rows = batch * kv_heads * parts * tile
+    acc = torch.empty(rows, wide_value, dtype=torch.float32, device=query.device)
+    peak, total = torch.empty(2, rows, dtype=torch.float32, device=query.device)
+    out = torch.empty(batch, 1, heads, value_width, dtype=query.dtype, device=query.device)
+    pairs = _pairs(rotary, width)
+    layout = (*pairs, wide_value, *_style(rotary, pairs[0]), softmax.softcap is not None, BLOCK)
+    numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, share)
+    with on(query):
+        pot_kernels.attend_part[(batch, kv_heads, parts)](
+            query,
+            places,
+            slots,
+            *_tables(rotary, places),
+            acc,
+            peak,
+            total,
+            *numbers,
+            group,
+            tile,
+            width,
+            value_width,
+            *layout,
+        )
+        pot_kernels.attend_join[(batch, heads)](
+            acc,
+            peak,
+            total,
+            out if sinks is None else sinks,
+            out,
+            parts,
+            group,
+            tile,
+            value_width,
+            wide_value,
+            next_power_of_2(parts),
+            sinks is not None,
+        )
+    return out
+
+
+def store(key: Tensor, value: Tensor, places: Tensor, start: int) -> None:
+    """Write new entries into one pot, to the slots from `start` on.
+
+    key: [1, K, T, D], raw. value: [1, K, T, V]. places: [3, 1].
+    """
+    from infinipot.kernels import pot_kernels
+
+    _, heads, count, width = key.shape
+    key = dense_rows(key)
+    value = dense_rows(value)
+    strides = (*key.stride()[1:3], *value.stride()[1:3])
+    tile = 16
+    wide = next_power_of_2(max(width, value.shape[-1]))
+    with on(key):
+        pot_kernels.store[(-(-count // tile), heads)](
+            key, value, places, start, count, *strides, width, value.shape[-1], wide, tile
+        )
+
+
+def fetch(
+    key: Tensor, value: Tensor, places: Tensor, rotary: Rotary | None, count: int
+) -> tuple[Tensor, Tensor]:
+    """Copy the first `count` entries of one pot: keys [1, K, count, D], rotated by slot, and values
+    [1, K, count, V].
+
+    key, value: new entries, for shapes and types. places: [3, 1].
+    """
+    from infinipot.kernels import pot_kernels
+
+    _, heads, _, width = key.shape
+    value_width = value.shape[-1]
+    keys = key.new_empty(1, heads, count, width)
+    values = value.new_empty(1, heads, count, value_width)
+    pairs = _pairs(rotary, width)
+    tile = 16
+    with on(key):
+        pot_kernels.fetch[(-(-count // tile), heads)](
+            places,
+            *_tables(rotary, places),
+            keys,
+            values,
+            count,
+            width,
+            value_width,
+            *pairs,
+            next_power_of_2(value_width),
+            *_style(rotary, pairs[0]),
+            tile,
+        )
+    return keys, values
