@@ -1,0 +1,130 @@
+"""The Triton kernels of a distillation. `distill` imports this module when needed.
+
+Arguments of one kind come as a tuple. `layout` has what the compiler must know.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_queries(query, strides, row, sizes, width: tl.constexpr):
+    """Queries [tile, width] of the rows of one KV head. Row r is token r % T of head r // T."""
+    head, token = strides
+    count, rows = sizes
+    d = tl.arange(0, width)
+    at = (row // count).to(tl.int64) * head + (row % count).to(tl.int64) * token
+    return tl.load(query + at[:, None] + d[None, :], mask=(row < rows)[:, None], other=0.0)
+
+
+@triton.jit
+def load_keys(key, stride, n, entries, width: tl.constexpr):
+    """Keys [block, width] of the entries n of one KV head."""
+    d = tl.arange(0, width)
+    at = n.to(tl.int64) * stride
+    return tl.load(key + at[:, None] + d[None, :], mask=(n < entries)[:, None], other=0.0)
+
+
+@triton.jit
+def products(q, k, scaling, softcap: tl.constexpr):
+    """Scores [tile, block] before the softmax. softcap: 0 for none."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+    if softcap > 0:
+        s = softcap - 2 * softcap / (tl.exp(s * (2 / softcap)) + 1)  # softcap * tanh(s / softcap)
+    return s
+
+
+@triton.jit
+def catalyst_part(tensors, strides, sizes, hidden, scaling, layout: tl.constexpr):
+    """The largest score of each row over a share of the entries, and the sum of exp above it."""
+    query, key, peak, total = tensors
+    query_head, query_token, key_head, key_entry = strides
+    count, entries, group, share = sizes
+    start, stop = hidden
+    tile: tl.constexpr = layout[0]
+    block: tl.constexpr = layout[1]
+    width: tl.constexpr = layout[2]
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    rows = group * count
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    query += head.to(tl.int64) * group * query_head
+    key += head.to(tl.int64) * key_head
+    q = load_queries(query, (query_head, query_token), row, (count, rows), width)
+    last = entries - count + row % count
+    high = tl.full((tile,), float("-inf"), tl.float32)
+    mass = tl.zeros((tile,), tl.float32)
+    for first in range(0, share, block):
+        n = part * share + first + tl.arange(0, block)
+        s = products(q, load_keys(key, key_entry, n, entries, width), scaling, layout[3])
+        visible = (n[None, :] <= last[:, None]) & ((n < start) | (n >= stop))[None, :]
+        s = tl.where(visible, s, float("-inf"))
+        now = tl.maximum(high, tl.max(s, axis=1))
+        level = tl.where(now == float("-inf"), 0.0, now)
+        mass = mass * tl.exp(high - level) + tl.sum(tl.exp(s - level[:, None]), axis=1)
+        high = now
+    at = (head * tl.num_programs(2) + part) * rows + row
+    tl.store(peak + at, high, mask=row < rows)
+    tl.store(total + at, mass, mask=row < rows)
+
+
+@triton.jit
+def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
+    """The largest score of each row, and 1 / the sum of exp above it. sinks: None, or the extra
+    logits of the KV head's query heads."""
+    peak, total = partial
+    count, rows, parts = sizes
+    part = tl.arange(0, shares)
+    at = part[:, None] * rows + row[None, :]
+    inside = (part < parts)[:, None] & (row < rows)[None, :]
+    highs = tl.load(peak + at, mask=inside, other=float("-inf"))
+    masses = tl.load(total + at, mask=inside, other=0.0)
+    high = tl.max(highs, axis=0)
+    if sinks is not None:
+        sink = tl.load(sinks + row // count, mask=row < rows, other=0.0).to(tl.float32)
+        high = tl.maximum(high, sink)
+    level = tl.where(row < rows, high, 0.0)
+    mass = tl.sum(masses * tl.exp(highs - level[None, :]), axis=0)
+    if sinks is not None:
+        mass += tl.exp(sink - level)
+    return level, 1 / mass
+
+
+@triton.jit
+def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr):
+    """The attention that a block of entries receives, for one KV head.
+
+    The rows of the KV head make `sets` of `length` rows: the attention within a set is summed, and
+    the largest of these sums counts.
+    """
+    query, key, peak, total, sinks, out = tensors
+    query_head, query_token, key_head, key_entry = strides
+    count, entries, group, parts, sets, length = sizes
+    scaling, weight = factors
+    tile: tl.constexpr = layout[0]
+    block: tl.constexpr = layout[1]
+    width: tl.constexpr = layout[2]
+    head = tl.program_id(1)
+    rows = group * count
+    n = tl.program_id(0) * block + tl.arange(0, block)
+    query += head.to(tl.int64) * group * query_head
+    key += head.to(tl.int64) * key_head
+    partial = (peak + head * parts * rows, total + head * parts * rows)
+    if sinks is not None:
+        sinks += head * group
+    k = load_keys(key, key_entry, n, entries, width)
+    most = tl.zeros((block,), tl.float32)
+    for number in range(sets):
+        received = tl.zeros((block,), tl.float32)
+        for first in range(0, length, tile):
+            row = number * length + first + tl.arange(0, tile)
+            inside = first + tl.arange(0, tile) < length
+            q = load_queries(query, (query_head, query_token), row, (count, rows), width)
+            high, share = join_shares(partial, sinks, row, (count, rows, parts), layout[4])
+            p = tl.exp(products(q, k, scaling, layout[3]) - high[:, None]) * share[:, None]
+            received += tl.sum(tl.where(inside[:, None], p, 0.0), axis=0)
+        most = tl.maximum(most, received, propagate_nan=tl.PropagateNan.ALL)
+    seen = (n < hidden[0]) | (n >= hidden[1])
+    at = out + head * (entries - count) + n
+    tl.store(at, tl.where(seen, most * weight, 0.0), mask=n < entries - count)
