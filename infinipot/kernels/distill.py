@@ -1,6 +1,6 @@
 """Calls of the Triton kernels of a distillation, for CUDA devices.
 
-Each has a reference in plain torch: `scoring.representativeness`.
+Each has a reference in plain torch: `scoring.representativeness`, `scoring.selection.choose`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from infinipot.kernels.launch import _dense_rows, _next_power_of_2, _on, availab
 
 ROWS = 512
 """Most rows of a catalyst for `catalyst_scores`."""
+SLOTS = 32768
+"""Most slots for `choose_indices`."""
 PROGRAMS = 512
 """Programs that fill a device."""
 
@@ -133,3 +135,62 @@ def _warps(query: Tensor) -> int:
     if query.dtype == torch.float32:  # without tensor cores
         return 8
     return 4
+
+
+def supports_choice(some: Tensor, budget: int, sinks: int, recent: int) -> bool:
+    """Whether `choose_indices` accepts this. some: scores or novelty, [B, K, P]."""
+    return (
+        _on_device(some)
+        and some.dtype == torch.float32
+        and sinks + recent <= budget <= some.shape[-1] <= SLOTS
+    )
+
+
+def choose_indices(
+    scores: Tensor | None,
+    novelty: Tensor | None,
+    budget: int,
+    share: float,
+    sinks: int,
+    recent: int,
+) -> Tensor:
+    """Indices [B, K, budget] int64 of the survivors, ascending, as `scoring.selection.choose`.
+
+    scores, novelty: [B, K, P] float32, at least one of them, of any strides. B may count layers.
+    share, sinks, recent: as there. If the highest ones are too few, because an entry that stays ties
+    with others at -inf, or there are no scores for the rest, the first slots fill the budget, in
+    their place; `choose` puts them last.
+    """
+    from infinipot.kernels import distill_kernels
+
+    free = budget - sinks - recent
+    novel = 0
+    if novelty is not None:
+        novel = int(share * free + 0.5)
+    some = scores
+    if some is None:
+        some = novelty
+    assert some is not None, "a choice needs novelty or scores"
+    batch, heads, slots = some.shape
+    rows: list[Tensor | None] = []
+    strides: list[int] = []
+    for x, count in ((scores, free - novel), (novelty, novel)):
+        if x is None or not count:
+            rows.append(None)
+            strides += [0, 0]
+        else:
+            x = _dense_rows(x)
+            rows.append(x)
+            strides += x.stride()[:2]
+    out = torch.empty(batch, heads, budget, dtype=torch.int64, device=some.device)
+    tile = max(128, _next_power_of_2(slots))
+    with _on(some):
+        distill_kernels.choose[(batch, heads)](
+            (*rows, out),
+            tuple(strides),
+            (slots, budget, sinks, recent),
+            (free - novel, novel),
+            tile,
+            num_warps=max(4, min(32, tile // 512)),
+        )
+    return out

@@ -128,3 +128,54 @@ def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr
     seen = (n < hidden[0]) | (n >= hidden[1])
     at = out + head * (entries - count) + n
     tl.store(at, tl.where(seen, most * weight, 0.0), mask=n < entries - count)
+
+
+@triton.jit
+def image(x):
+    """x float32 as int32, in the order of torch's sort: NaN is above all, -0.0 equals 0.0."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(x != x, 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def highest(order, count):
+    """Mask of the `count` highest of `order` [tile] int32. Of equal ones, the first win."""
+    limit = tl.full((), -0x80000000, tl.int32)
+    bit = tl.full((), -0x80000000, tl.int32)
+    for _ in range(32):
+        trial = limit ^ bit
+        reached = tl.sum((order >= trial).to(tl.int32), axis=0)
+        limit = tl.where(reached >= count, trial, limit)
+        bit = (bit >> 1) & 0x7FFFFFFF
+    above = order > limit
+    equal = order == limit
+    room = count - tl.sum(above.to(tl.int32), axis=0)
+    return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= room))
+
+
+@triton.jit
+def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
+    """The survivors of one row. tensors: scores and novelty, None for those without survivors."""
+    scores, novelty, out = tensors
+    slots, budget, sinks, recent = sizes
+    best, novel = counts
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    j = tl.arange(0, tile)
+    inside = j < slots
+    kept = inside & ((j < sinks) | (j >= slots - recent))
+    if novelty is not None:
+        x = tl.load(novelty + row * strides[2] + head * strides[3] + j, mask=inside, other=0.0)
+        order = image(tl.where(kept, float("-inf"), x))
+        kept = kept | highest(tl.where(inside, order, -0x80000000), novel)
+    if scores is not None:
+        x = tl.load(scores + row * strides[0] + head * strides[1] + j, mask=inside, other=0.0)
+        order = image(tl.where(kept, float("-inf"), x))
+        kept = kept | highest(tl.where(inside, order, -0x80000000), best)
+    before = tl.cumsum(kept.to(tl.int32), axis=0)
+    others = j + 1 - before  # the first of them fill what is left of the budget
+    left = budget - tl.sum(kept.to(tl.int32), axis=0)
+    chosen = inside & (kept | (others <= left))
+    out += (row * tl.num_programs(1) + head) * budget
+    tl.store(out + before + tl.minimum(others, left) - 1, j.to(tl.int64), mask=chosen)

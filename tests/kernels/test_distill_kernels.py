@@ -10,7 +10,7 @@ from helpers import assert_close
 
 from infinipot.kernels import distill
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
-from infinipot.scoring.selection import reduce_groups
+from infinipot.scoring.selection import choose, reduce_groups
 
 pytest.importorskip("triton", reason="needs Triton, which comes with torch for CUDA")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -111,3 +111,85 @@ def test_what_scores_support() -> None:
     assert not distill.supports_scores(query, torch.zeros(1, 2, 20, 64))
     assert not distill.supports_scores(query, torch.zeros(1, 2, 99, 64, dtype=torch.float16))
     assert not distill.supports_scores(query.double(), torch.zeros(1, 2, 99, 64).double())
+
+
+def rows(shape: tuple[int, int, int], kind: str) -> torch.Tensor:
+    """Scores [B, K, P] with what makes an order difficult."""
+    random = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=random)
+    if kind == "ties":
+        x = x.round()
+    elif kind == "equal":
+        x = torch.full(shape, 0.25)
+    elif kind == "zeros":
+        x = torch.where(x > 0, 0.0, -0.0)
+        x[..., ::5] = x[..., ::5].sign() * 1e-45
+    elif kind == "special":
+        special = torch.tensor([torch.nan, -torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-40])
+        x = special[torch.randint(0, 7, shape, generator=random)]
+    elif kind == "empty":
+        x = torch.full(shape, -torch.inf)
+    return x.to(DEVICE)
+
+
+def assert_chosen(
+    scores: torch.Tensor | None, novelty: torch.Tensor | None, budget: int, *options: float
+) -> None:
+    share, sinks, recent = options
+    got = distill.choose_indices(scores, novelty, budget, share, int(sinks), int(recent))
+    expected = choose(
+        budget, novelty=novelty, scores=scores, share=share, sinks=int(sinks), recent=int(recent)
+    )
+    assert got.dtype == torch.int64
+    # the twin puts slots that only fill the budget last, out of order
+    assert torch.equal(got, expected.sort(dim=-1).values)
+
+
+KINDS_OF_ROWS = ["random", "ties", "equal", "zeros", "special", "empty"]
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_ROWS)
+@pytest.mark.parametrize(
+    ("budget", "share", "sinks", "recent"),
+    [(100, 0.3, 4, 8), (57, 1.0, 0, 0), (299, 0.5, 1, 30)],
+)
+def test_choice(kind: str, budget: int, share: float, sinks: int, recent: int) -> None:
+    """The twin's slots, with scores alone, novelty alone, and both."""
+    scores = rows((2, 1, 300), kind)
+    novelty = rows((2, 1, 300), "ties")
+    assert_chosen(scores, None, budget, share, sinks, recent)
+    assert_chosen(None, scores, budget, share, sinks, recent)
+    assert_chosen(scores, novelty, budget, share, sinks, recent)
+    assert_chosen(novelty, scores, budget, share, sinks, recent)
+
+
+def test_choice_without_freedom() -> None:
+    """Sinks and recent entries are the whole budget, or the budget is all slots."""
+    scores = rows((1, 2, 300), "ties")
+    assert_chosen(scores, scores, 12, 0.4, 4, 8)
+    assert_chosen(scores, scores, 300, 0.2, 16, 1)
+
+
+def test_choice_among_strided_rows() -> None:
+    scores = rows((5, 3, 400), "ties")[1::2, :, 30:230]
+    novelty = rows((2, 1, 200), "ties").expand(2, 3, 200)
+    assert_chosen(scores, novelty, 77, 0.4, 4, 8)
+    assert_chosen(scores.expand(2, 3, 200), novelty, 77, 0.4, 4, 8)
+    spread = rows((2, 200, 3), "ties").transpose(1, 2)
+    assert_chosen(spread, novelty, 77, 0.4, 4, 8)
+
+
+@pytest.mark.parametrize("slots", [1, 2, 127, 1000, 4096, 32768])
+def test_choice_among_few_and_many_slots(slots: int) -> None:
+    for budget in {1, slots // 2, slots - 1, slots} - {0}:
+        assert_chosen(rows((1, 2, slots), "ties"), rows((1, 2, slots), "random"), budget, 0.5, 0, 0)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_the_choice_supports() -> None:
+    some = torch.zeros(1, 2, 100)
+    assert distill.supports_choice(some, 12, 4, 8)
+    assert not distill.supports_choice(some, 11, 4, 8)
+    assert not distill.supports_choice(some, 101, 4, 8)
+    assert not distill.supports_choice(some.half(), 12, 4, 8)
+    assert not distill.supports_choice(torch.zeros(1, 1, 32769), 12, 4, 8)
