@@ -1,6 +1,7 @@
 """Calls of the Triton kernels of a distillation, for CUDA devices.
 
-Each has a reference in plain torch: `scoring.representativeness`, `scoring.selection.choose`.
+Each has a reference in plain torch: `scoring.representativeness`, `scoring.selection.choose` and
+`cache.storage.Slots.move`.
 """
 
 from __future__ import annotations
@@ -194,3 +195,35 @@ def choose_indices(
             num_warps=max(4, min(32, tile // 512)),
         )
     return out
+
+
+def supports_compaction(indices: Tensor) -> bool:
+    """Whether `compact` accepts these indices."""
+    return _on_device(indices) and indices.dtype == torch.int64
+
+
+def compact(places: Tensor, indices: Tensor, pinned: int, size: int, row_bytes: int) -> None:
+    """Keep the rows at `indices` of several buffers, in place, as `Slots.move(pinned,
+    indices[..., pinned:])`.
+
+    places: [..., L] int64, the addresses of contiguous buffers [1, K, size, D] of L layers, multiples
+    of 16. indices: [L, K, C] int64, ascending without repeats, or [1, K, C] for all layers. The
+    first `pinned` rows stay where they are. row_bytes: D times the bytes of an element.
+    """
+    from infinipot.kernels import distill_kernels
+
+    places = places.reshape(-1)
+    indices = indices.contiguous()
+    layers, heads, count = indices.shape
+    unit = next(unit for unit in distill_kernels.WORDS if row_bytes % unit == 0)
+    words = row_bytes // unit
+    lanes = min(64, _next_power_of_2(words))
+    grid = (len(places), heads, -(-words // lanes))
+    with _on(indices):
+        distill_kernels.compact[grid](
+            places,
+            indices,
+            (layers, count, pinned, size),
+            distill_kernels.WORDS[unit],
+            (4096 // lanes, lanes, words),
+        )

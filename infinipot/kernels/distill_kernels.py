@@ -7,6 +7,9 @@ Arguments of one kind come as a tuple. `layout` has what the compiler must know.
 import triton
 import triton.language as tl
 
+WORDS = {4: tl.int32, 2: tl.int16, 1: tl.int8}
+"""Types by their bytes, in which `compact` moves rows."""
+
 
 @triton.jit
 def load_queries(query, strides, row, sizes, width: tl.constexpr):
@@ -179,3 +182,28 @@ def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
     chosen = inside & (kept | (others <= left))
     out += (row * tl.num_programs(1) + head) * budget
     tl.store(out + before + tl.minimum(others, left) - 1, j.to(tl.int64), mask=chosen)
+
+
+@triton.jit
+def compact(places, indices, sizes, kind: tl.constexpr, layout: tl.constexpr):
+    """Move the rows of one head of one buffer to the front, in place, for a slice of the columns.
+
+    A row never moves back, so a tile is stored only over rows that it or earlier tiles have read.
+    """
+    layers, count, pinned, size = sizes
+    tile: tl.constexpr = layout[0]
+    lanes: tl.constexpr = layout[1]
+    words: tl.constexpr = layout[2]
+    buffer = tl.program_id(0)
+    head = tl.program_id(1)
+    word = tl.program_id(2) * lanes + tl.arange(0, lanes)
+    base = tl.load(places + buffer).to(tl.pointer_type(kind))
+    base = tl.multiple_of(base, 16) + head.to(tl.int64) * size * words
+    indices += ((buffer % layers) * tl.num_programs(1) + head).to(tl.int64) * count
+    for first in range(pinned, count, tile):
+        row = first + tl.arange(0, tile)
+        inside = (row < count)[:, None] & (word < words)[None, :]
+        source = tl.load(indices + row, mask=row < count, other=0)
+        x = tl.load(base + source[:, None] * words + word[None, :], mask=inside)
+        tl.debug_barrier()
+        tl.store(base + row[:, None].to(tl.int64) * words + word[None, :], x, mask=inside)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import assert_close
 
+from infinipot.cache.storage import QUANTISED, Slots
 from infinipot.kernels import distill
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
 from infinipot.scoring.selection import choose, reduce_groups
@@ -193,3 +194,68 @@ def test_what_the_choice_supports() -> None:
     assert not distill.supports_choice(some, 101, 4, 8)
     assert not distill.supports_choice(some.half(), 12, 4, 8)
     assert not distill.supports_choice(torch.zeros(1, 1, 32769), 12, 4, 8)
+
+
+def survivors(layers: int, heads: int, slots: int, count: int, pinned: int) -> torch.Tensor:
+    """Ascending indices [layers, heads, count], of which the first `pinned` are fixed points."""
+    random = torch.Generator().manual_seed(0)
+    order = torch.rand(layers, heads, slots - pinned, generator=random).argsort(dim=-1)
+    free = order[..., : count - pinned].sort(dim=-1).values + pinned
+    head = torch.arange(pinned).expand(layers, heads, pinned)
+    return torch.cat((head, free), dim=-1).to(DEVICE)
+
+
+def stored(count: int, heads: int, size: int, width: int, kind: str) -> list[Slots]:
+    """Slots full of vectors. kind: a type of torch, or an eight-bit kind."""
+    random = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(count):
+        x = torch.randn(1, heads, size, width, generator=random).to(DEVICE)
+        eight_bit = kind if kind in QUANTISED else None
+        slots = Slots(x.to(getattr(torch, kind, torch.bfloat16)), size, eight_bit)
+        slots.write(0, x)
+        found.append(slots)
+    return found
+
+
+def move_all(buffers: list[list[torch.Tensor]], indices: torch.Tensor, pinned: int) -> None:
+    """Compact buffers [layer][0]."""
+    places = torch.tensor([[x.data_ptr() for x in row] for row in buffers]).T.to(DEVICE)
+    one = buffers[0][0]
+    size, row_bytes = one.shape[2], one.shape[3] * one.element_size()
+    distill.compact(places, indices, pinned, size, row_bytes)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32", "int8", "fp8"])
+@pytest.mark.parametrize(
+    ("size", "count", "pinned", "width"),
+    [(300, 150, 4, 64), (300, 299, 0, 80), (400, 1, 0, 7), (129, 129, 3, 256), (200, 5, 5, 16)],
+)
+def test_compaction(kind: str, size: int, count: int, pinned: int, width: int) -> None:
+    """Keys and values of three layers, and the scales of their eight-bit kinds, move as with the twin."""
+    slots = stored(6, 2, size, width, kind)
+    expected = [x.copy() for x in slots]
+    indices = survivors(3, 2, size, count, pinned)
+    for kinds in zip(*(x.tensors for x in slots), strict=True):
+        move_all([[kinds[layer], kinds[3 + layer]] for layer in range(3)], indices, pinned)
+    for place, twin in enumerate(expected):
+        twin.move(pinned, indices[place % 3 : place % 3 + 1, :, pinned:])
+        for got, moved in zip(slots[place].tensors, twin.tensors, strict=True):
+            assert torch.equal(got.float(), moved.float())
+
+
+def test_compaction_with_the_same_indices_in_all_layers() -> None:
+    slots = stored(4, 3, 500, 32, "float16")
+    expected = [x.copy() for x in slots]
+    indices = survivors(1, 3, 500, 222, 10)
+    move_all([[x.data] for x in slots], indices, 10)
+    for got, twin in zip(slots, expected, strict=True):
+        twin.move(10, indices[..., 10:])
+        assert torch.equal(got.data, twin.data)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_what_the_compaction_supports() -> None:
+    indices = torch.zeros(2, 3, 4, dtype=torch.int64)
+    assert distill.supports_compaction(indices)
+    assert not distill.supports_compaction(indices.int())
