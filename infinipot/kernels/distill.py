@@ -84,7 +84,7 @@ def catalyst_scores(query: Tensor, key: Tensor, scoring: Scoring, how: str = "me
             (*query.stride()[1:3], *key.stride()[1:3]),
             (count, entries, group, parts, sets, group * count // sets),
             scoring.hidden,
-            (scoring.scaling, weight),
+            (float(scoring.scaling), weight),
             (*layout, _next_power_of_2(parts)),
             num_warps=_warps(query),
         )
@@ -110,7 +110,7 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
             (*query.stride()[1:3], *key.stride()[1:3]),
             (count, entries, group, share * layout[1]),
             scoring.hidden,
-            scoring.scaling,
+            float(scoring.scaling),
             layout,
             num_warps=_warps(query),
         )
