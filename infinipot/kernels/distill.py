@@ -173,28 +173,28 @@ def choose_indices(
         some = novelty
     assert some is not None, "a choice needs novelty or scores"
     batch, heads, slots = some.shape
-    rows: list[Tensor | None] = []
-    strides: list[int] = []
-    for x, count in ((scores, free - novel), (novelty, novel)):
-        if x is None or not count:
-            rows.append(None)
-            strides += [0, 0]
-        else:
-            x = _dense_rows(x)
-            rows.append(x)
-            strides += x.stride()[:2]
+    best, best_strides = _ranked(scores, free - novel)
+    news, news_strides = _ranked(novelty, novel)
     out = torch.empty(batch, heads, budget, dtype=torch.int64, device=some.device)
     tile = max(128, _next_power_of_2(slots))
     with _on(some):
         distill_kernels.choose[(batch, heads)](
-            (*rows, out),
-            tuple(strides),
+            (best, news, out),
+            best_strides + news_strides,
             (slots, budget, sinks, recent),
             (free - novel, novel),
             tile,
             num_warps=max(4, min(32, tile // 512)),
         )
     return out
+
+
+def _ranked(x: Tensor | None, count: int) -> tuple[Tensor | None, tuple[int, int]]:
+    """x [B, K, P] and its first two strides; None and zeros if no slot is chosen by it."""
+    if x is None or not count:
+        return None, (0, 0)
+    x = _dense_rows(x)
+    return x, (x.stride(0), x.stride(1))
 
 
 def supports_compaction(indices: Tensor) -> bool:
