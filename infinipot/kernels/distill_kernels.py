@@ -1,0 +1,209 @@
+"""The Triton kernels of a distillation. `distill` imports this module when needed.
+
+Arguments of one kind come as a tuple. `layout` has what the compiler must know.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+WORDS = {4: tl.int32, 2: tl.int16, 1: tl.int8}
+"""Types by their bytes, in which `compact` moves rows."""
+
+
+@triton.jit
+def load_queries(query, strides, row, sizes, width: tl.constexpr):
+    """Queries [tile, width] of the rows of one KV head. Row r is token r % T of head r // T."""
+    head, token = strides
+    count, rows = sizes
+    d = tl.arange(0, width)
+    at = (row // count).to(tl.int64) * head + (row % count).to(tl.int64) * token
+    return tl.load(query + at[:, None] + d[None, :], mask=(row < rows)[:, None], other=0.0)
+
+
+@triton.jit
+def load_keys(key, stride, n, entries, width: tl.constexpr):
+    """Keys [block, width] of the entries n of one KV head."""
+    d = tl.arange(0, width)
+    at = n.to(tl.int64) * stride
+    return tl.load(key + at[:, None] + d[None, :], mask=(n < entries)[:, None], other=0.0)
+
+
+@triton.jit
+def products(q, k, scaling, softcap: tl.constexpr):
+    """Scores [tile, block] before the softmax. softcap: 0 for none."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+    if softcap > 0:
+        s = softcap - 2 * softcap / (tl.exp(s * (2 / softcap)) + 1)  # softcap * tanh(s / softcap)
+    return s
+
+
+@triton.jit
+def catalyst_part(tensors, strides, sizes, hidden, scaling, layout: tl.constexpr):
+    """The largest score of each row over a share of the entries, and the sum of exp above it."""
+    query, key, peak, total = tensors
+    query_head, query_token, key_head, key_entry = strides
+    count, entries, group, share = sizes
+    start, stop = hidden
+    tile: tl.constexpr = layout[0]
+    block: tl.constexpr = layout[1]
+    width: tl.constexpr = layout[2]
+    head = tl.program_id(1)
+    part = tl.program_id(2)
+    rows = group * count
+    row = tl.program_id(0) * tile + tl.arange(0, tile)
+    query += head.to(tl.int64) * group * query_head
+    key += head.to(tl.int64) * key_head
+    q = load_queries(query, (query_head, query_token), row, (count, rows), width)
+    last = entries - count + row % count
+    high = tl.full((tile,), float("-inf"), tl.float32)
+    mass = tl.zeros((tile,), tl.float32)
+    for first in range(0, share, block):
+        n = part * share + first + tl.arange(0, block)
+        s = products(q, load_keys(key, key_entry, n, entries, width), scaling, layout[3])
+        visible = (n[None, :] <= last[:, None]) & ((n < start) | (n >= stop))[None, :]
+        s = tl.where(visible, s, float("-inf"))
+        now = tl.maximum(high, tl.max(s, axis=1))
+        level = tl.where(now == float("-inf"), 0.0, now)
+        mass = mass * tl.exp(high - level) + tl.sum(tl.exp(s - level[:, None]), axis=1)
+        high = now
+    at = (head * tl.num_programs(2) + part) * rows + row
+    tl.store(peak + at, high, mask=row < rows)
+    tl.store(total + at, mass, mask=row < rows)
+
+
+@triton.jit
+def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
+    """The largest score of each row, and 1 / the sum of exp above it. sinks: None, or the extra
+    logits of the KV head's query heads."""
+    peak, total = partial
+    count, rows, parts = sizes
+    part = tl.arange(0, shares)
+    at = part[:, None] * rows + row[None, :]
+    inside = (part < parts)[:, None] & (row < rows)[None, :]
+    highs = tl.load(peak + at, mask=inside, other=float("-inf"))
+    masses = tl.load(total + at, mask=inside, other=0.0)
+    high = tl.max(highs, axis=0)
+    if sinks is not None:
+        sink = tl.load(sinks + row // count, mask=row < rows, other=0.0).to(tl.float32)
+        high = tl.maximum(high, sink)
+    level = tl.where(row < rows, high, 0.0)
+    mass = tl.sum(masses * tl.exp(highs - level[None, :]), axis=0)
+    if sinks is not None:
+        mass += tl.exp(sink - level)
+    return level, 1 / mass
+
+
+@triton.jit
+def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr):
+    """The attention that a block of entries receives, for one KV head.
+
+    The rows of the KV head make `sets` of `length` rows: the attention within a set is summed, and
+    the largest of these sums counts.
+    """
+    query, key, peak, total, sinks, out = tensors
+    query_head, query_token, key_head, key_entry = strides
+    count, entries, group, parts, sets, length = sizes
+    scaling, weight = factors
+    tile: tl.constexpr = layout[0]
+    block: tl.constexpr = layout[1]
+    width: tl.constexpr = layout[2]
+    head = tl.program_id(1)
+    rows = group * count
+    n = tl.program_id(0) * block + tl.arange(0, block)
+    query += head.to(tl.int64) * group * query_head
+    key += head.to(tl.int64) * key_head
+    partial = (peak + head * parts * rows, total + head * parts * rows)
+    if sinks is not None:
+        sinks += head * group
+    k = load_keys(key, key_entry, n, entries, width)
+    most = tl.zeros((block,), tl.float32)
+    for number in range(sets):
+        received = tl.zeros((block,), tl.float32)
+        for first in range(0, length, tile):
+            row = number * length + first + tl.arange(0, tile)
+            inside = first + tl.arange(0, tile) < length
+            q = load_queries(query, (query_head, query_token), row, (count, rows), width)
+            high, share = join_shares(partial, sinks, row, (count, rows, parts), layout[4])
+            p = tl.exp(products(q, k, scaling, layout[3]) - high[:, None]) * share[:, None]
+            received += tl.sum(tl.where(inside[:, None], p, 0.0), axis=0)
+        most = tl.maximum(most, received, propagate_nan=tl.PropagateNan.ALL)
+    seen = (n < hidden[0]) | (n >= hidden[1])
+    at = out + head * (entries - count) + n
+    tl.store(at, tl.where(seen, most * weight, 0.0), mask=n < entries - count)
+
+
+@triton.jit
+def image(x):
+    """x float32 as int32, in the order of torch's sort: NaN is above all, -0.0 equals 0.0."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(x != x, 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def highest(order, count):
+    """Mask of the `count` highest of `order` [tile] int32. Of equal ones, the first win."""
+    limit = tl.full((), -0x80000000, tl.int32)
+    bit = tl.full((), -0x80000000, tl.int32)
+    for _ in range(32):
+        trial = limit ^ bit
+        reached = tl.sum((order >= trial).to(tl.int32), axis=0)
+        limit = tl.where(reached >= count, trial, limit)
+        bit = (bit >> 1) & 0x7FFFFFFF
+    above = order > limit
+    equal = order == limit
+    room = count - tl.sum(above.to(tl.int32), axis=0)
+    return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= room))
+
+
+@triton.jit
+def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
+    """The survivors of one row. tensors: scores and novelty, None for those without survivors."""
+    scores, novelty, out = tensors
+    slots, budget, sinks, recent = sizes
+    best, novel = counts
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1).to(tl.int64)
+    j = tl.arange(0, tile)
+    inside = j < slots
+    kept = inside & ((j < sinks) | (j >= slots - recent))
+    if novelty is not None:
+        x = tl.load(novelty + row * strides[2] + head * strides[3] + j, mask=inside, other=0.0)
+        order = image(tl.where(kept, float("-inf"), x))
+        kept = kept | highest(tl.where(inside, order, -0x80000000), novel)
+    if scores is not None:
+        x = tl.load(scores + row * strides[0] + head * strides[1] + j, mask=inside, other=0.0)
+        order = image(tl.where(kept, float("-inf"), x))
+        kept = kept | highest(tl.where(inside, order, -0x80000000), best)
+    before = tl.cumsum(kept.to(tl.int32), axis=0)
+    others = j + 1 - before  # the first of them fill what is left of the budget
+    left = budget - tl.sum(kept.to(tl.int32), axis=0)
+    chosen = inside & (kept | (others <= left))
+    out += (row * tl.num_programs(1) + head) * budget
+    tl.store(out + before + tl.minimum(others, left) - 1, j.to(tl.int64), mask=chosen)
+
+
+@triton.jit
+def compact(places, indices, sizes, kind: tl.constexpr, layout: tl.constexpr):
+    """Move the rows of one head of one buffer to the front, in place, for a slice of the columns.
+
+    A row never moves back, so a tile is stored only over rows that it or earlier tiles have read.
+    """
+    layers, count, pinned, size = sizes
+    tile: tl.constexpr = layout[0]
+    lanes: tl.constexpr = layout[1]
+    words: tl.constexpr = layout[2]
+    buffer = tl.program_id(0)
+    head = tl.program_id(1)
+    word = tl.program_id(2) * lanes + tl.arange(0, lanes)
+    base = tl.load(places + buffer).to(tl.pointer_type(kind))
+    base = tl.multiple_of(base, 16) + head.to(tl.int64) * size * words
+    indices += ((buffer % layers) * tl.num_programs(1) + head).to(tl.int64) * count
+    for first in range(pinned, count, tile):
+        row = first + tl.arange(0, tile)
+        inside = (row < count)[:, None] & (word < words)[None, :]
+        source = tl.load(indices + row, mask=row < count, other=0)
+        x = tl.load(base + source[:, None] * words + word[None, :], mask=inside)
+        tl.debug_barrier()
+        tl.store(base + row[:, None].to(tl.int64) * words + word[None, :], x, mask=inside)
