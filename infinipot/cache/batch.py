@@ -98,4 +98,6 @@ def _alike(one: Any, other: Any) -> bool:
         for x in (one, other)
     ):
         return False
-    return len(one.rotation.tables[one.device][0]) == len(other.rotation.tables[other.device][0])
+    return one.rotation is other.rotation or len(one.rotation.tables[one.device].places) == len(
+        other.rotation.tables[other.device].places
+    )

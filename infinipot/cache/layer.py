@@ -216,27 +216,19 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         """Rotate the queries [B, H, T, D] of the entries from a slot on."""
         return self._rotate(query, self._position(slot))
 
-    def keep(
-        self,
-        indices: Tensor,
-        index: Tensor,
-        novelty: Tensor,
-        pinned: int,
-        past: Tensor | None = None,
-    ) -> None:
+    def keep(self, indices: Tensor, pinned: int, records: list[Tensor], moved: bool) -> None:
         """Distil in place: keep the entries at `indices` [B, K, C], ascending. The first `pinned`
         indices are those of the pinned entries.
 
-        index, novelty, past: [B, K, P], of all entries before the distillation.
+        records: place in the text, NuC, and the score if it is stored, of what is kept, [B, K, C].
+        moved: the slots are compacted already.
         """
         length = indices.shape[-1]
-        for stored in self.slots:
-            stored.move(pinned, indices[..., pinned:])
-        self.index = index.gather(2, indices).int()
-        self.novelty = novelty.gather(2, indices)
-        self.past = None
-        if past is not None:
-            self.past = past.gather(2, indices)
+        if not moved:
+            for stored in self.slots:
+                stored.move(pinned, indices[..., pinned:])
+        self.index, self.novelty, *past = records
+        self.past = next(iter(past), None)
         if self.attention_stats is not None:
             self.attention_stats = self.attention_stats.select(indices)
         self.length = length

@@ -4,6 +4,7 @@ independent of the policy."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ from infinipot.cache.bookkeeping import NEWEST, SAVED, Bookkeeping
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.recurrent import new_layer
 from infinipot.cache.rope import Rotation
+from infinipot.cache.storage import compact_slots
 from infinipot.compat import Cache
+from infinipot.kernels import distill as kernels
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,19 @@ class Layout:
     grouping: tuple[int, int] | None = None
     distils: bool = True
     scores: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What L layers of a pot keep. places: their numbers among the bounded ones. indices: [L, K, C]
+    int64, ascending, with the pinned entries. index, novelty, past: place in the text, NuC and score
+    of all entries before, [L, K, P]; past None if scores are not stored."""
+
+    places: list[int]
+    indices: Tensor
+    index: Tensor
+    novelty: Tensor
+    past: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -125,16 +141,33 @@ class Pot(Bookkeeping, Cache):
             return 0
         return sum(layer.width for layer in self.layers) * self.hidden.element_size()
 
-    def described(self, layer: PotLayer) -> tuple[Tensor, Tensor]:
-        """Place in the text, int64, and NuC of all entries of a layer, [B, K, P] each. Tokens
-        without NuC get 0."""
-        fresh = layer.length - layer.index.shape[-1]
-        shape = (*layer.index.shape[:2], fresh)
-        places = torch.arange(-fresh, 0, device=layer.index.device) + self.tokens_read
+    def described(self, layers: Sequence[PotLayer]) -> tuple[Tensor, Tensor]:
+        """Place in the text, int64, and NuC of all entries of L layers of one shape, [L, K, P] each.
+        Tokens without NuC get 0."""
+        index = torch.cat([layer.index for layer in layers])
+        fresh = layers[0].length - index.shape[-1]
+        shape = (*index.shape[:2], fresh)
+        places = torch.arange(-fresh, 0, device=index.device) + self.tokens_read
         novelty = F.pad(self.novelty, (0, fresh - self.novelty.shape[1]))
-        novelty = novelty.to(layer.novelty.device)[:, None].expand(shape)
-        places = torch.cat((layer.index.long(), places.expand(shape)), dim=-1)
-        return places, torch.cat((layer.novelty, novelty), dim=-1)
+        novelty = novelty.to(index.device)[:, None].expand(shape)
+        places = torch.cat((index.long(), places.expand(shape)), dim=-1)
+        before = torch.cat([layer.novelty for layer in layers])
+        return places, torch.cat((before, novelty), dim=-1)
+
+    def keep(self, choice: Choice) -> None:
+        """Evict all entries of some layers but those chosen."""
+        layers = [self.bounded[place] for place in choice.places]
+        indices = choice.indices
+        moved = self.by_address and kernels.supports_compaction(indices)
+        if moved:
+            for slots in zip(*(layer.slots for layer in layers), strict=True):
+                compact_slots(slots, indices, self.pinned)
+        kept = [choice.index.gather(2, indices).int(), choice.novelty.gather(2, indices)]
+        if choice.past is not None:
+            kept.append(choice.past.gather(2, indices))
+        rows = zip(indices.split(1), *(x.split(1) for x in kept), strict=True)
+        for layer, (own, *records) in zip(layers, rows, strict=True):
+            layer.keep(own, self.pinned, records, moved)
 
     def follow(
         self, ids: Tensor, hidden: Tensor, predicted: tuple[Tensor, int] | None = None
@@ -288,7 +321,7 @@ class Pot(Bookkeeping, Cache):
         if not shaped or self.fresh.ndim != 2 or self.novelty.ndim != 2:
             raise ValueError("its tensors have other shapes")
         for layer in self.bounded:
-            places, novelty = self.described(layer)
+            places, novelty = self.described([layer])
             shapes = {(*slots.data.shape[:2], layer.length) for slots in layer.slots}
             if shapes != {tuple(places.shape)} or novelty.shape != places.shape:
                 raise ValueError("its layers have other shapes")

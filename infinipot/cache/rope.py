@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from infinipot.kernels import launch
-from infinipot.kernels.pots import Rotary
+from infinipot.kernels.pots import Rotary, packed
 
 STYLES = ("half", "half_reversed", "interleaved")
 
@@ -49,6 +50,13 @@ def _halves(x: Tensor, style: str) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+class Tables(NamedTuple):
+    """The tables on one device. places: 0 .. positions-1."""
+
+    rotary: Rotary
+    places: Tensor
+
+
 @dataclass
 class Rotation:
     """How a layer rotates queries and keys. Layers that rotate alike share one. There is one table
@@ -56,21 +64,19 @@ class Rotation:
 
     style: str
     table: Table
-    tables: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
-    """By device: cos, sin, and their positions."""
+    tables: dict[torch.device, Tables] = field(default_factory=dict)
 
     def reserve(self, positions: int, device: torch.device) -> None:
         """Extend the table to positions 0 .. positions-1. Frequencies that depend on the length then
         use this length."""
-        if device not in self.tables or self.tables[device][0].shape[0] < positions:
+        if device not in self.tables or len(self.tables[device].places) < positions:
             places = torch.arange(positions, device=device)
-            cos, sin = self.table(places)
-            self.tables[device] = (cos.contiguous(), sin.contiguous(), places)
+            cos, sin = (x.contiguous() for x in self.table(places))
+            self.tables[device] = Tables(Rotary(cos, sin, packed(cos, sin), self.style), places)
 
     def rotary(self, device: torch.device) -> Rotary:
         """The tables on a device as the kernels take them."""
-        cos, sin, _ = self.tables[device]
-        return Rotary(cos, sin, self.style)
+        return self.tables[device].rotary
 
     def rotate(self, x: Tensor, start: int) -> Tensor:
         """Rotate x [B, heads, N, D] to positions start .. start+N-1 of the reserved range."""
@@ -91,7 +97,7 @@ class Rotation:
         return rotate(x, cos, sin, self.style)
 
     def _rotate(self, x: Tensor, where: slice | Tensor) -> Tensor:
-        cos, sin, places = self.tables[x.device]
+        (cos, sin, _, _), places = self.tables[x.device]
         if launch.fits(x):
             return launch.rotate(x, cos, sin, places[where], self.style)
         return rotate(x, cos[where], sin[where], self.style)
@@ -102,8 +108,8 @@ def alike(some: Sequence[Rotation | None], others: Sequence[Rotation | None]) ->
     for one, other in zip(some, others, strict=True):
         for device in one.tables if one else ():
             assert one is not None and other is not None
-            cos, sin, _ = one.tables[device]
-            its_cos, its_sin, _ = other.tables[device]
+            cos, sin, *_ = one.rotary(device)
+            its_cos, its_sin, *_ = other.rotary(device)
             count = min(len(cos), len(its_cos))
             if not torch.equal(cos[:count], its_cos[:count]):
                 return False

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from infinipot.kernels import distill
+from infinipot.machine import on_device
 
 QUANTISED = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
 """Eight-bit types by name, each with its largest number in use."""
@@ -88,3 +93,13 @@ class Slots:
     def restore(self, state: dict[str, Tensor]) -> None:
         for buffer, x in zip(self.tensors, state.values(), strict=True):
             buffer[:, :, : x.shape[2]] = x
+
+
+def compact_slots(stored: Sequence[Slots], indices: Tensor, pinned: int) -> None:
+    """`Slots.move(pinned, indices[l, :, pinned:])` for the slots of L layers, in one operation on a
+    GPU. indices: [L, K, C] int64, ascending. Slots are of one shape, in the model's own type."""
+    first = stored[0].data
+    addresses = on_device([slots.data.data_ptr() for slots in stored], first.device)
+    distill.compact(
+        addresses, indices, pinned, first.shape[2], first.shape[3] * first.element_size()
+    )

@@ -7,6 +7,7 @@ layers other than slots.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import weakref
 from collections import OrderedDict
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
-from infinipot.engine.graph_chunk import Chunk
+from infinipot.engine.graph_chunk import Chunk, any_catalyst
 from infinipot.engine.graph_step import ROWS, AddressForward, Recording, Step
 from infinipot.engine.observe import ByLayer, CatalystLook
 from infinipot.machine import out_of_memory
@@ -141,11 +142,14 @@ class GraphCache:
         rows = count
         if look is None and pot.size is not None:
             rows = min(-(-count // PAD) * PAD, int(pot.room))
-        key = (start, rows, look, id(pot.rotations))
+        seen = look
+        if look is not None and any_catalyst(pot, look):
+            seen = dataclasses.replace(look, rows=0)
+        key = (start, rows, seen, id(pot.rotations))
         chunk = self.chunks.take(key, pot) or self.first_chunks.take(key, pot)
         if chunk is None:
             chunk = Chunk(runner, pot, start, rows, look)
-        output = self._run(chunk, lambda: chunk(pot, ids, self.record))
+        output = self._run(chunk, lambda: chunk(pot, ids, look.rows if look else 0, self.record))
         if chunk.recording is None:
             self.first_chunks.keep(key, chunk)
         else:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
-from infinipot.cache.pot import Pot
+from infinipot.cache.pot import Choice, Pot
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
+from infinipot.policies import Observation
 
 
 def read(
@@ -40,7 +43,8 @@ def read(
         return hidden, None
     count = suffix.ids.shape[1]
     pots[0].advance(-count)
-    return hidden[:, :-count], scores
+    entries = pots[0].length
+    return hidden[:, :-count], {number: x[..., :entries] for number, x in scores.items()}
 
 
 MOST_UNSCORED = 1 << 14
@@ -107,7 +111,6 @@ class Distiller:
         None for policies that need none. prescored: by layer, the attention that entries received
         from the first row, if it was read behind the last chunk.
         """
-        numbers = [number for number, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
         layers = zip(pot.bounded, self.plan.layers, strict=True)
         if all(layer.length - pot.pinned <= plan.budget for layer, plan in layers):
             return
@@ -116,39 +119,58 @@ class Distiller:
         if catalyst is pot.last_ids:
             catalyst = pot.newest  # with the ids since the last distillation
         prompted = self.watcher.prompted(pot, catalyst, prescored)
-        choices = self._choices(pot, numbers, prompted)
         # evict nothing before every layer has chosen: a failure leaves the pot whole
-        for number, choice in zip(numbers, choices, strict=True):
-            slots, index, novelty, past = choice
-            pot.layers[number].keep(slots, index, novelty, pot.pinned, past)
+        choices = [self._choose(pot, places, prompted) for places in self._groups(pot)]
+        for choice in choices:
+            pot.keep(choice)
         pot.distilled(time.perf_counter() - started)
 
-    def _choices(
-        self, pot: Pot, numbers: list[int], prompted: dict[str, ByLayer]
-    ) -> list[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-        """What each layer keeps, as from `_choose`."""
-        return [self._choose(pot, number, place, prompted) for place, number in enumerate(numbers)]
+    def _groups(self, pot: Pot) -> list[list[int]]:
+        """The places of layers, among the bounded ones, whose survivors are chosen in one
+        operation: those of equal plans and shapes."""
+        if self.plan.policy.chooses_by_layer:
+            return [[place] for place in range(len(pot.bounded))]
+        groups: dict[Any, list[int]] = {}
+        for place, layer in enumerate(pot.bounded):
+            key = (self.plan.layers[place], layer.length, layer.index.shape, layer.device)
+            groups.setdefault(key, []).append(place)
+        return list(groups.values())
 
-    def _choose(
-        self, pot: Pot, number: int, place: int, prompted: dict[str, ByLayer]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The slots [B, K, C] that a layer keeps; place in the text, NuC and score of all its
-        entries. place: as for `Watcher.layer`."""
-        observation, index, novelty = self.watcher.layer(pot, number, place, prompted)
+    def _choose(self, pot: Pot, places: list[int], prompted: dict[str, ByLayer]) -> Choice:
+        """What the layers of one group keep."""
         policy = self.plan.policy
-        budget = min(self.plan.layers[place].budget, observation.index.shape[-1])
-        scores = policy.judge(observation)
-        if scores is not None and scores.shape != observation.index.shape:
-            raise ValueError(
-                f"policy {policy.name!r} gave scores of shape {tuple(scores.shape)}: "
-                f"they must be [B, K, P] = {tuple(observation.index.shape)}"
-            )
-        indices = policy.choose(observation, scores, budget)
+        index, novelty = pot.described([pot.bounded[place] for place in places])
+        rows = zip(index.split(1), novelty.split(1), strict=True)
+        seen = [
+            self.watcher.layer(pot, place, described, prompted)
+            for place, described in zip(places, rows, strict=True)
+        ]
+        judged = [self._judge(layer) for layer in seen]
+        budget = min(self.plan.layers[places[0]].budget, seen[0].index.shape[-1])
+        scores = None
+        if judged[0] is not None:
+            scores = torch.cat([x for x in judged if x is not None])
+        layers = seen[0]
+        if len(places) > 1 and layers.novelty is not None:  # all that `Policy.choose` looks at
+            layers = dataclasses.replace(layers, novelty=novelty[..., pot.pinned :])
+        indices = policy.choose(layers, scores, budget)
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
         past = None
         if scores is not None and self.plan.remembers:
             past = F.pad(scores, (pot.pinned, 0))
-        return torch.cat((head, indices + pot.pinned), dim=-1), index, novelty, past
+        indices = torch.cat((head, indices + pot.pinned), dim=-1)
+        return Choice(places, indices, index, novelty, past)
+
+    def _judge(self, layer: Observation) -> Tensor | None:
+        """The policy's scores of a layer. Raises ValueError for scores of another shape."""
+        policy = self.plan.policy
+        scores = policy.judge(layer)
+        if scores is not None and scores.shape != layer.index.shape:
+            raise ValueError(
+                f"policy {policy.name!r} gave scores of shape {tuple(scores.shape)}: "
+                f"they must be [B, K, P] = {tuple(layer.index.shape)}"
+            )
+        return scores
 
     def make_room(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> int:
         """Distil if the next token would leave no room for the catalyst. Returns the length of the

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from infinipot.cache.pot import Pot
 from infinipot.engine.graph_step import AddressForward, Record
 from infinipot.engine.observe import ByLayer, CatalystLook
+from infinipot.kernels import distill
 from infinipot.kernels import pots as kernels
 from infinipot.model.attention import Visible, attention, plain, visible
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import Scoring
+
+
+def any_catalyst(pot: Pot, look: CatalystLook) -> bool:
+    """Whether one recording serves catalysts of all lengths up to this one's."""
+    return look.rows <= distill.ROWS and distill.supports_vectors(pot.bounded[0].slots[0].data)
 
 
 class Chunk(AddressForward):
@@ -30,6 +36,9 @@ class Chunk(AddressForward):
         self.look = look
         self.ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
         self.positions = torch.arange(start, start + rows, device=runner.device)[None]
+        self.any_catalyst = look is not None and any_catalyst(pot, look)
+        self.count = torch.zeros((), dtype=torch.long, device=runner.device)
+        """Tokens of the catalyst, if its length may differ."""
         self.pot = pot
         """For the twin in plain torch."""
         self.masks: dict[Visible, Tensor | None] = {}
@@ -53,7 +62,11 @@ class Chunk(AddressForward):
         rotated, keys, values = self._entries(number, query, key, value)
         if self.look is not None:
             scoring = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
-            self.scores[number] = self.look(rotated, keys, scoring)
+            if self.any_catalyst:
+                scores = self.look.recorded(rotated, keys, scoring, self.count)
+            else:
+                scores = self.look(rotated, keys, scoring)
+            self.scores[number] = scores
         mask = Visible(
             query.shape[2],
             self.entries,
@@ -93,11 +106,12 @@ class Chunk(AddressForward):
         return hidden, *(self.scores[number] for number in sorted(self.scores))
 
     def __call__(
-        self, pot: Pot, ids: Tensor, record: Record | None = None
+        self, pot: Pot, ids: Tensor, rows: int = 0, record: Record | None = None
     ) -> tuple[Tensor, ByLayer]:
         """Read ids [1, T], T at most `rows`, into a pot of length `start`. Returns hidden states
-        [1, T, hidden], and what `look` saw by layer. record: as for `Step`."""
+        [1, T, hidden], and what `look` saw by layer. rows: of the catalyst. record: as for `Step`."""
         self.pot = pot
+        self.count.fill_(rows)
         count = ids.shape[1]
         self.ids[:, :count].copy_(ids)
         places = pot.places

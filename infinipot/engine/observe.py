@@ -11,6 +11,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.engine.plan import Plan
+from infinipot.kernels import distill as kernels
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import Observation
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
@@ -55,8 +56,17 @@ class CatalystLook:
     once: bool = False
 
     def __call__(self, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
-        attention = causal_softmax(query[:, :, -self.rows :], key, scoring)
+        query = query[:, :, -self.rows :]
+        if kernels.supports_scores(query, key):
+            return kernels.catalyst_scores(query, key, scoring, self.gqa)[..., : -self.rows]
+        attention = causal_softmax(query, key, scoring)
         return reduce_groups(representativeness(attention), key.shape[1], self.gqa)
+
+    def recorded(self, query: Tensor, key: Tensor, scoring: Scoring, count: Tensor) -> Tensor:
+        """The same for a recording: the last `count` queries, a number on the device, are the
+        catalyst. Returns [1, K, N], 0 for the catalyst's own entries."""
+        query = query[:, :, -min(kernels.ROWS, key.shape[2] - 1) :]
+        return kernels.catalyst_scores(query, key, scoring, self.gqa, count)
 
     @property
     def alone(self) -> int:
@@ -145,17 +155,19 @@ class Watcher:
         return reduce_groups(attention, layer.index.shape[1], self.plan.gqa), count
 
     def layer(
-        self, pot: Pot, number: int, place: int, prompted: dict[str, ByLayer]
-    ) -> tuple[Observation, Tensor, Tensor]:
-        """The policy's observation of a layer; place in the text and NuC of all its entries.
+        self, pot: Pot, place: int, described: tuple[Tensor, Tensor], prompted: dict[str, ByLayer]
+    ) -> Observation:
+        """The policy's observation of a layer.
 
-        place: the layer's number among the bounded ones. prompted: as from `prompted`.
+        place: the layer's number among the bounded ones. described: place in the text and NuC of
+        all its entries, [B, K, P] each. prompted: as from `prompted`.
         """
-        layer = pot.layers[number]
+        layer: Any = pot.bounded[place]
+        number = pot.layers.index(layer)
         own = self.plan.layers[place]
         needs = self.plan.needs
         free = slice(pot.pinned, layer.length)
-        index, novelty = pot.described(layer)
+        index, novelty = described
         observed: dict[str, Any] = {
             name: by_layer[number][..., free] for name, by_layer in prompted.items()
         }
@@ -171,10 +183,10 @@ class Watcher:
         if "newest" in needs:
             newest, window = self.newest(pot, number, own.recent)
             observed["newest"] = newest[..., free]
-        observation = Observation(
+        return Observation(
             keys=layer.slots[0].read(pot.pinned, layer.length),
             values=layer.read_values(pot.pinned, layer.length),
-            rotated=layer.read_keys(0, layer.length)[:, :, free],
+            rotate=lambda: layer.read_keys(0, layer.length)[:, :, free],
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
@@ -183,4 +195,3 @@ class Watcher:
             pool_mode=own.pool_mode,
             **observed,
         )
-        return observation, index, novelty

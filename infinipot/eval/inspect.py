@@ -29,7 +29,7 @@ def kept_places(session: Session, count: int) -> Tensor:
     """
     layers = []
     for layer in session.pot.bounded:
-        places = session.pot.described(layer)[0][0].cpu()  # [K, P]
+        places = session.pot.described([layer])[0][0].cpu()  # [K, P]
         width = max(count, int(places.max()) + 1)
         mask = torch.zeros(places.shape[0], width, dtype=torch.bool)
         layers.append(mask.scatter_(1, places, True)[:, :count])

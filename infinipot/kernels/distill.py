@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from infinipot.kernels.launch import _dense_rows, _next_power_of_2, _on, available
+from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on
 
 ROWS = 512
 """Most rows of a catalyst for `catalyst_scores`."""
@@ -40,32 +40,42 @@ def _on_device(x: Tensor) -> bool:
 
 def supports_scores(query: Tensor, key: Tensor) -> bool:
     """Whether `catalyst_scores` accepts these queries [1, H, T, D] and keys [1, K, N, D]."""
-    batch, heads, rows, width = query.shape
     return (
-        _on_device(query)
+        supports_vectors(query)
         and query.dtype == key.dtype
-        and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
-        and batch == 1
-        and heads % key.shape[1] == 0
-        and heads // key.shape[1] <= 16
-        and rows <= min(ROWS, key.shape[2] - 1)
+        and query.shape[1] % key.shape[1] == 0
+        and query.shape[2] <= min(ROWS, key.shape[2] - 1)
+    )
+
+
+def supports_vectors(x: Tensor) -> bool:
+    """Whether `catalyst_scores` works with queries or keys [1, heads, ..., D] of this kind."""
+    width = x.shape[-1]
+    return (
+        _on_device(x)
+        and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and len(x) == 1
         and 16 <= width <= 256
         and width & (width - 1) == 0
     )
 
 
-def catalyst_scores(query: Tensor, key: Tensor, scoring: Scoring, how: str = "mean") -> Tensor:
-    """The attention that entries receive from a catalyst, [1, K, N - T] float32.
+def catalyst_scores(
+    query: Tensor, key: Tensor, scoring: Scoring, how: str = "mean", count: Tensor | None = None
+) -> Tensor:
+    """The attention that entries receive from a catalyst, [1, K, N] float32; 0 for its own entries.
 
     query: [1, H, T, D], rotated, of the last T entries. key: [1, K, N, D], rotated. how: `mean`,
-    `max` or `sum` over the query heads of a KV head. Equals `reduce_groups(representativeness(
-    causal_softmax(query, key, scoring)), K, how)`, without the attention in memory.
+    `max` or `sum` over the query heads of a KV head. count: on the device, [] int64, how many of the
+    last queries are the catalyst; None for all. The first N - T columns equal `reduce_groups(
+    representativeness(causal_softmax(query, key, scoring)), K, how)`, without the attention in
+    memory.
     """
     from infinipot.kernels import distill_kernels
 
-    query = _dense_rows(query)
-    key = _dense_rows(key)
-    count = query.shape[2]
+    query = dense_rows(query)
+    key = dense_rows(key)
+    most = query.shape[2]
     heads, entries = key.shape[1:3]
     group = query.shape[1] // heads
     sets = 1
@@ -74,41 +84,41 @@ def catalyst_scores(query: Tensor, key: Tensor, scoring: Scoring, how: str = "me
         sets = group
     elif how == "mean":
         weight = 1 / group
-    peak, total = _denominators(query, key, scoring)
-    out = torch.empty(1, heads, entries - count, dtype=torch.float32, device=query.device)
-    layout = _layout(query, scoring, group * count // sets)
+    peak, total = _denominators(query, key, scoring, count)
+    out = torch.empty(1, heads, entries, dtype=torch.float32, device=query.device)
+    layout = _layout(query, scoring, group * most // sets)
     parts = peak.shape[1]
-    with _on(query):
-        distill_kernels.catalyst_join[(-(-(entries - count) // layout[1]), heads)](
-            (query, key, peak, total, scoring.sinks, out),
+    with on(query):
+        distill_kernels.catalyst_join[(-(-entries // layout[1]), heads)](
+            (query, key, count, peak, total, scoring.sinks, out),
             (*query.stride()[1:3], *key.stride()[1:3]),
-            (count, entries, group, parts, sets, group * count // sets),
+            (most, entries, group, parts, sets),
             scoring.hidden,
             (float(scoring.scaling), weight),
-            (*layout, _next_power_of_2(parts)),
+            (*layout, next_power_of_2(parts)),
             num_warps=_warps(query),
         )
     return out
 
 
-def _denominators(query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+def _denominators(query: Tensor, key: Tensor, scoring: Scoring, count: Tensor | None) -> Tensor:
     """Of each row and each share of the entries: the largest score, and the sum of exp above it.
     [2, K, shares, H/K * T] float32."""
     from infinipot.kernels import distill_kernels
 
-    count = query.shape[2]
+    most = query.shape[2]
     heads, entries = key.shape[1:3]
     group = query.shape[1] // heads
-    rows = group * count
+    rows = group * most
     layout = _layout(query, scoring, rows)
     tiles = -(-rows // layout[0])
     share, parts = _shares(-(-entries // layout[1]), heads * tiles)
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
-    with _on(query):
+    with on(query):
         distill_kernels.catalyst_part[(tiles, heads, parts)](
-            (query, key, *result),
+            (query, key, count, *result),
             (*query.stride()[1:3], *key.stride()[1:3]),
-            (count, entries, group, share * layout[1]),
+            (most, entries, group, share * layout[1]),
             scoring.hidden,
             float(scoring.scaling),
             layout,
@@ -121,7 +131,7 @@ def _layout(query: Tensor, scoring: Scoring, rows: int) -> tuple[int, int, int, 
     """Rows and entries of a tile, width, softcap. Two tiles fit into a multiprocessor's memory."""
     width = query.shape[-1]
     block = max(16, min(64, 16384 // (width * query.element_size())))
-    tile = min(block, max(16, _next_power_of_2(rows)))
+    tile = min(block, max(16, next_power_of_2(rows)))
     return tile, block, width, float(scoring.softcap or 0)
 
 
@@ -176,8 +186,8 @@ def choose_indices(
     best, best_strides = _ranked(scores, free - novel)
     news, news_strides = _ranked(novelty, novel)
     out = torch.empty(batch, heads, budget, dtype=torch.int64, device=some.device)
-    tile = max(128, _next_power_of_2(slots))
-    with _on(some):
+    tile = max(128, next_power_of_2(slots))
+    with on(some):
         distill_kernels.choose[(batch, heads)](
             (best, news, out),
             best_strides + news_strides,
@@ -193,7 +203,7 @@ def _ranked(x: Tensor | None, count: int) -> tuple[Tensor | None, tuple[int, int
     """x [B, K, P] and its first two strides; None and zeros if no slot is chosen by it."""
     if x is None or not count:
         return None, (0, 0)
-    x = _dense_rows(x)
+    x = dense_rows(x)
     return x, (x.stride(0), x.stride(1))
 
 
@@ -217,9 +227,9 @@ def compact(places: Tensor, indices: Tensor, pinned: int, size: int, row_bytes: 
     layers, heads, count = indices.shape
     unit = next(unit for unit in distill_kernels.WORDS if row_bytes % unit == 0)
     words = row_bytes // unit
-    lanes = min(64, _next_power_of_2(words))
+    lanes = min(64, next_power_of_2(words))
     grid = (len(places), heads, -(-words // lanes))
-    with _on(indices):
+    with on(indices):
         distill_kernels.compact[grid](
             places,
             indices,

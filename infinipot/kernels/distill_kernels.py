@@ -39,26 +39,37 @@ def products(q, k, scaling, softcap: tl.constexpr):
 
 
 @triton.jit
+def rows_of(counter, most):
+    """How many of the last queries count. counter: None for all, or where the number stands."""
+    count = most
+    if counter is not None:
+        count = tl.load(counter).to(tl.int32)
+    return count
+
+
+@triton.jit
 def catalyst_part(tensors, strides, sizes, hidden, scaling, layout: tl.constexpr):
     """The largest score of each row over a share of the entries, and the sum of exp above it."""
-    query, key, peak, total = tensors
+    query, key, counter, peak, total = tensors
     query_head, query_token, key_head, key_entry = strides
-    count, entries, group, share = sizes
+    most, entries, group, share = sizes
     start, stop = hidden
     tile: tl.constexpr = layout[0]
     block: tl.constexpr = layout[1]
     width: tl.constexpr = layout[2]
     head = tl.program_id(1)
     part = tl.program_id(2)
+    count = rows_of(counter, most)
     rows = group * count
-    row = tl.program_id(0) * tile + tl.arange(0, tile)
-    query += head.to(tl.int64) * group * query_head
+    begin = tl.program_id(0) * tile
+    row = begin + tl.arange(0, tile)
+    query += head.to(tl.int64) * group * query_head + (most - count) * query_token
     key += head.to(tl.int64) * key_head
     q = load_queries(query, (query_head, query_token), row, (count, rows), width)
     last = entries - count + row % count
     high = tl.full((tile,), float("-inf"), tl.float32)
     mass = tl.zeros((tile,), tl.float32)
-    for first in range(0, share, block):
+    for first in range(0, tl.where(begin < rows, share, 0), block):
         n = part * share + first + tl.arange(0, block)
         s = products(q, load_keys(key, key_entry, n, entries, width), scaling, layout[3])
         visible = (n[None, :] <= last[:, None]) & ((n < start) | (n >= stop))[None, :]
@@ -67,7 +78,7 @@ def catalyst_part(tensors, strides, sizes, hidden, scaling, layout: tl.constexpr
         level = tl.where(now == float("-inf"), 0.0, now)
         mass = mass * tl.exp(high - level) + tl.sum(tl.exp(s - level[:, None]), axis=1)
         high = now
-    at = (head * tl.num_programs(2) + part) * rows + row
+    at = (head * tl.num_programs(2) + part) * group * most + row
     tl.store(peak + at, high, mask=row < rows)
     tl.store(total + at, mass, mask=row < rows)
 
@@ -77,9 +88,9 @@ def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
     """The largest score of each row, and 1 / the sum of exp above it. sinks: None, or the extra
     logits of the KV head's query heads."""
     peak, total = partial
-    count, rows, parts = sizes
+    count, rows, parts, stride = sizes
     part = tl.arange(0, shares)
-    at = part[:, None] * rows + row[None, :]
+    at = part[:, None] * stride + row[None, :]
     inside = (part < parts)[:, None] & (row < rows)[None, :]
     highs = tl.load(peak + at, mask=inside, other=float("-inf"))
     masses = tl.load(total + at, mask=inside, other=0.0)
@@ -101,44 +112,47 @@ def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr
     The rows of the KV head make `sets` of `length` rows: the attention within a set is summed, and
     the largest of these sums counts.
     """
-    query, key, peak, total, sinks, out = tensors
+    query, key, counter, peak, total, sinks, out = tensors
     query_head, query_token, key_head, key_entry = strides
-    count, entries, group, parts, sets, length = sizes
+    most, entries, group, parts, sets = sizes
     scaling, weight = factors
     tile: tl.constexpr = layout[0]
     block: tl.constexpr = layout[1]
     width: tl.constexpr = layout[2]
     head = tl.program_id(1)
+    count = rows_of(counter, most)
     rows = group * count
+    stride = group * most
+    length = rows // sets
     n = tl.program_id(0) * block + tl.arange(0, block)
-    query += head.to(tl.int64) * group * query_head
+    query += head.to(tl.int64) * group * query_head + (most - count) * query_token
     key += head.to(tl.int64) * key_head
-    partial = (peak + head * parts * rows, total + head * parts * rows)
+    partial = (peak + head * parts * stride, total + head * parts * stride)
     if sinks is not None:
         sinks += head * group
     k = load_keys(key, key_entry, n, entries, width)
-    most = tl.zeros((block,), tl.float32)
+    largest = tl.zeros((block,), tl.float32)
     for number in range(sets):
         received = tl.zeros((block,), tl.float32)
         for first in range(0, length, tile):
             row = number * length + first + tl.arange(0, tile)
             inside = first + tl.arange(0, tile) < length
             q = load_queries(query, (query_head, query_token), row, (count, rows), width)
-            high, share = join_shares(partial, sinks, row, (count, rows, parts), layout[4])
+            high, share = join_shares(partial, sinks, row, (count, rows, parts, stride), layout[4])
             p = tl.exp(products(q, k, scaling, layout[3]) - high[:, None]) * share[:, None]
             received += tl.sum(tl.where(inside[:, None], p, 0.0), axis=0)
-        most = tl.maximum(most, received, propagate_nan=tl.PropagateNan.ALL)
-    seen = (n < hidden[0]) | (n >= hidden[1])
-    at = out + head * (entries - count) + n
-    tl.store(at, tl.where(seen, most * weight, 0.0), mask=n < entries - count)
+        largest = tl.maximum(largest, received, propagate_nan=tl.PropagateNan.ALL)
+    seen = ((n < hidden[0]) | (n >= hidden[1])) & (n < entries - count)
+    tl.store(out + head * entries + n, tl.where(seen, largest * weight, 0.0), mask=n < entries)
 
 
 @triton.jit
 def image(x):
     """x float32 as int32, in the order of torch's sort: NaN is above all, -0.0 equals 0.0."""
-    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return tl.where(x != x, 0x7FFFFFFF, bits)
+    bits = x.to(tl.int32, bitcast=True)  # comparisons of float32 may flush small numbers to 0
+    size = bits & 0x7FFFFFFF
+    order = tl.where(size == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+    return tl.where(size > 0x7F800000, 0x7FFFFFFF, order)
 
 
 @triton.jit

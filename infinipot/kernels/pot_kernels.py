@@ -53,6 +53,7 @@ def attend_part(
     slots,
     cos,
     sin,
+    packed,
     acc,
     peak,
     total,
@@ -75,11 +76,13 @@ def attend_part(
     step: tl.constexpr,
     sign: tl.constexpr,
     capped: tl.constexpr,
+    exact: tl.constexpr,
     block: tl.constexpr,
 ):
     """Attention of one row over one share of its slots, for the query heads of one KV head.
 
-    Queries and keys are rotated here, by their slots. The result is not normalised; `attend_join`
+    Queries and keys are rotated here, by their slots. exact: by cos and sin, else by both in 16 bits
+    each, which halves what is read of the tables. The result is not normalised; `attend_join`
     does that.
     """
     row = tl.program_id(0)
@@ -130,19 +133,24 @@ def attend_part(
             table = n[:, None] * half + j[None, :]
             a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
             b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
-            c = tl.load(cos + table, mask=inside, other=0.0).to(tl.float32)
-            e = tl.load(sin + table, mask=inside, other=0.0).to(tl.float32) * sign
+            if exact:
+                c = tl.load(cos + table, mask=inside, other=0.0)
+                e = tl.load(sin + table, mask=inside, other=0.0) * sign
+            else:
+                both = tl.load(packed + table, mask=inside, other=0)
+                c = (both & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+                e = (both >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * sign
             k1 = (a * c - b * e).to(element)
             k2 = (b * c + a * e).to(element)
-            s += tl.dot(q1, tl.trans(k1), input_precision="ieee")
-            s += tl.dot(q2, tl.trans(k2), input_precision="ieee")
+            s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
+            s = tl.dot(q2, tl.trans(k2), s, input_precision="ieee")
         if rest > 0:
             k3 = tl.load(
                 keys + n[:, None] * width + 2 * half + r[None, :],
                 mask=filled[:, None] & (r < rest)[None, :],
                 other=0.0,
             )
-            s += tl.dot(q3, tl.trans(k3), input_precision="ieee")
+            s = tl.dot(q3, tl.trans(k3), s, input_precision="ieee")
         s = s * scale
         if capped:
             s = softcap * (1.0 - 2.0 / (tl.exp(2.0 * s / softcap) + 1.0))
@@ -150,7 +158,7 @@ def attend_part(
         now = tl.maximum(high, tl.max(s, axis=1))
         p = tl.exp(s - now[:, None])
         fade = tl.exp(high - now)
-        mix = mix * fade[:, None] + tl.dot(p.to(element), v, input_precision="ieee")
+        mix = tl.dot(p.to(element), v, mix * fade[:, None], input_precision="ieee")
         mass = mass * fade + tl.sum(p, axis=1)
         high = now
     at = ((row * heads + head) * parts + part) * tile + g

@@ -25,11 +25,19 @@ LEAST_DOT = 16
 
 
 class Rotary(NamedTuple):
-    """How a layer rotates. cos, sin: [positions, d/2] float32. style: of `cache.rope.STYLES`."""
+    """How a layer rotates. cos, sin: [positions, d/2] float32. packed: both in 16 bits each, [positions,
+    d/2] int32. style: of `cache.rope.STYLES`."""
 
     cos: Tensor
     sin: Tensor
+    packed: Tensor
     style: str
+
+
+def packed(cos: Tensor, sin: Tensor) -> Tensor:
+    """cos and sin as float16, in the low and the high bits of an int32."""
+    low, high = (x.half().view(torch.int16).int() for x in (cos, sin))
+    return (low & 0xFFFF) | (high << 16)
 
 
 class Entries(NamedTuple):
@@ -72,11 +80,11 @@ def _style(rotary: Rotary | None, half: int) -> tuple[int, int, int, float]:
     return 0, half, 1, 1.0
 
 
-def _tables(rotary: Rotary | None, places: Tensor) -> tuple[Tensor, Tensor]:
+def _tables(rotary: Rotary | None, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tables; without rotation something that is never read."""
     if rotary is None:
-        return places, places
-    return rotary.cos, rotary.sin
+        return places, places, places
+    return rotary[:3]
 
 
 def append(key: Tensor, value: Tensor, places: Tensor, slots: Tensor) -> None:
@@ -126,7 +134,9 @@ def attend(
     peak, total = torch.empty(2, rows, dtype=torch.float32, device=query.device)
     out = torch.empty(batch, 1, heads, value_width, dtype=query.dtype, device=query.device)
     pairs = _pairs(rotary, width)
-    layout = (*pairs, wide_value, *_style(rotary, pairs[0]), softmax.softcap is not None, BLOCK)
+    exact = query.dtype == torch.float32
+    kinds = (softmax.softcap is not None, exact)
+    layout = (*pairs, wide_value, *_style(rotary, pairs[0]), *kinds, BLOCK)
     numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, share)
     with on(query):
         pot_kernels.attend_part[(batch, kv_heads, parts)](
@@ -199,7 +209,7 @@ def fetch(
     with on(key):
         pot_kernels.fetch[(-(-count // tile), heads)](
             places,
-            *_tables(rotary, places),
+            *_tables(rotary, places)[:2],
             keys,
             values,
             count,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +26,7 @@ class Observation:
     """One layer of a full pot. `P` is the number of entries without the pinned ones.
 
     keys, values     [B, K, P, D]  keys before rotary embedding
-    rotated          [B, K, P, D]  keys as attention reads them
+    rotated          [B, K, P, D]  keys as attention reads them, computed when asked for
     index            [B, K, P]     place of the token in the text, int64
     novelty          [B, K, P]     NuC in nats, float32
     catalyst         [B, K, P]     CaP representativeness: attention from all rows of the catalyst, summed
@@ -42,7 +43,7 @@ class Observation:
 
     keys: Tensor
     values: Tensor
-    rotated: Tensor
+    rotate: Callable[[], Tensor]
     index: Tensor
     novelty: Tensor | None = None
     catalyst: Tensor | None = None
@@ -55,6 +56,10 @@ class Observation:
     window: int = 0
     pool: int = 0
     pool_mode: str = "avg"
+
+    @property
+    def rotated(self) -> Tensor:
+        return self.rotate()
 
     def require(self, name: str) -> Tensor:
         """An observation that the policy names in `needs`. Raises TypeError if it does not."""
@@ -145,6 +150,11 @@ class Policy:
     def options(cls) -> list[str]:
         """Names of the options."""
         return [field.name for field in dataclasses.fields(cls)]
+
+    @property
+    def chooses_by_layer(self) -> bool:
+        """Whether `choose` is overridden, so that layers cannot be chosen together."""
+        return type(self).choose is not Policy.choose
 
     @property
     def values(self) -> dict[str, Any]:

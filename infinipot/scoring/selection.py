@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infinipot.kernels import distill
+
 REDUCTIONS = ("mean", "max", "sum")
 POOLINGS = ("avg", "max", "trailing")
 
@@ -88,6 +90,8 @@ def choose(
     else:
         some = scores
     assert some is not None, "a choice needs novelty or scores"
+    if distill.supports_choice(some, budget, sinks, recent):
+        return distill.choose_indices(scores, novelty, budget, share, sinks, recent)
     kept = torch.zeros_like(some, dtype=torch.bool)
     kept[..., :sinks] = True
     kept[..., some.shape[-1] - recent :] = True

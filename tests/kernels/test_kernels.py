@@ -77,7 +77,9 @@ def rotary(size: int, half: int, style: str) -> pots.Rotary | None:
     if not half:
         return None
     angles = torch.arange(size)[:, None] * torch.rand(half, generator=torch.Generator())
-    return pots.Rotary(angles.cos().to(DEVICE), angles.sin().to(DEVICE), style)
+    cos = angles.cos().to(DEVICE)
+    sin = angles.sin().to(DEVICE)
+    return pots.Rotary(cos, sin, pots.packed(cos, sin), style)
 
 
 def turned(x: torch.Tensor, table: pots.Rotary | None, places: slice) -> torch.Tensor:

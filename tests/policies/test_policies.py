@@ -35,7 +35,7 @@ def observation(entries: int = 40, **options) -> Observation:
     return Observation(
         keys=keys,
         values=keys,
-        rotated=keys.flip(-1),
+        rotate=lambda: keys.flip(-1),
         index=index,
         novelty=novelty,
         **attention,

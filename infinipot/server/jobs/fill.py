@@ -27,7 +27,7 @@ def kept_places(session: Session) -> tuple[list[int], list[float]]:
     """The positions of all entries, ascending, and the share of layers and KV heads with each."""
     bounded = session.pot.bounded
     layers = [
-        session.pot.described(layer)[0].flatten() for layer in bounded if layer.is_initialized
+        session.pot.described([layer])[0].flatten() for layer in bounded if layer.is_initialized
     ]
     if not layers:
         return [], []
