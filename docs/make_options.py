@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from infinipot import PotConfig, Sampling
-from infinipot.catalysts import ANSWER_PREFIXES, KINDS, PRESETS
+from infinipot.catalysts import ANSWER_PREFIXES, KINDS, PROMPTS
 from infinipot.checks import RENAMED
 from infinipot.cli.options import POT, SAMPLING
-from infinipot.config import RECIPES
+from infinipot.config import PRESETS
 from infinipot.policies import POLICIES, Policy
 from infinipot.policies.registry import documentation
 
@@ -154,7 +154,7 @@ def presets() -> Iterator[str]:
     yield "## Presets\n"
     yield "`--preset NAME` sets several options. Other flags override it.\n"
     lines = ["| preset | options |", "|---|---|"]
-    for name, options in RECIPES.items():
+    for name, options in PRESETS.items():
         values = ", ".join(f"`{option}={value!r}`" for option, value in options.items())
         lines.append(f"| `{name}` | {values} |")
     yield "\n".join(lines) + "\n"
@@ -175,7 +175,7 @@ def catalysts() -> Iterator[str]:
         prefix = ""
         if name in ANSWER_PREFIXES:
             prefix = f"`{ANSWER_PREFIXES[name]}`"
-        lines.append(f"| `{name}` | {PRESETS.get(name) or meanings[name]} | {prefix} |")
+        lines.append(f"| `{name}` | {PROMPTS.get(name) or meanings[name]} | {prefix} |")
     yield "\n".join(lines) + "\n"
 
 

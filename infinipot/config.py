@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinipot.cache.storage import QUANTISED
-from infinipot.checks import RENAMED, known, whole_number, within
+from infinipot.checks import RENAMED, known, old_name, whole_number, within
 from infinipot.policies.base import Policy
 from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.registry import OPTIONS, renamed, with_options
 
-RECIPES: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"novelty": 0.5, "pool": 0, "recent": 0},
     "facts": {
         "catalyst": "facts",
@@ -123,11 +123,14 @@ class PotConfig:
         return {name: value for name, value in self.options.items() if value != defaults[name]}
 
     @property
-    def survivors(self) -> int:
-        """|C|, the mean over layers."""
+    def mean_budget(self) -> int:
+        """|C|: entries that a layer keeps at a distillation, the mean over layers. It is `distill_to`,
+        or the default of it."""
         if self.distill_to is not None:
             return self.distill_to
         return max(self.pot_size // 2, min(self.pot_size - FREE, 3 * self.pot_size // 4))
+
+    survivors = old_name("survivors", "mean_budget")
 
     def _check_names(self) -> None:
         for name, removed in (("distill_to", "auto"), ("layer_budget", "pyramid")):
@@ -186,12 +189,12 @@ class PotConfig:
                 "the newest 32 tokens need a pot of at least 64"
             )
         if self.policy.bounded:
-            within("distill_to", self.survivors, 1, self.pot_size - 1)
+            within("distill_to", self.mean_budget, 1, self.pot_size - 1)
             sinks = self.policy.sinks
-            recent = self.policy.newest_kept(self.survivors)
-            if sinks + recent > self.survivors:
+            recent = self.policy.newest_kept(self.mean_budget)
+            if sinks + recent > self.mean_budget:
                 raise ValueError(
-                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: "
+                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.mean_budget}: "
                     "keep fewer, or distil to more"
                 )
 

@@ -94,7 +94,7 @@ def collect(context: typer.Context, values: dict[str, Any]) -> CommandOptions:
             options.values[name] = value
             options.origins[name] = origin(context, name)
     rename(options)
-    for name, value in recipe(options["preset"]).items():
+    for name, value in preset_options(options["preset"]).items():
         if name not in options.values:
             options.values[name] = value
             options.origins[name] = options.origins["preset"]
@@ -116,14 +116,14 @@ def rename(options: CommandOptions) -> None:
         options.origins.setdefault(new, options.origins.pop(old))
 
 
-def recipe(preset: str | None) -> dict[str, Any]:
+def preset_options(preset: str | None) -> dict[str, Any]:
     """The options that a preset stands for."""
     if preset is None:
         return {}
-    from infinipot.config import RECIPES
+    from infinipot.config import PRESETS
 
-    known("preset", preset, RECIPES)
-    return RECIPES[preset]
+    known("preset", preset, PRESETS)
+    return PRESETS[preset]
 
 
 def takes(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from infinipot.checks import RENAMED, known
-from infinipot.config import NAMES, RECIPES, PotConfig, matters
+from infinipot.config import NAMES, PRESETS, PotConfig, matters
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import LATE
 from infinipot.policies import POLICIES, Policy, UnknownOption, policy_of
@@ -71,7 +71,7 @@ class Method:
             for name, value in self.config.changed.items()
             if name not in ("policy", "chunk_tokens")
         }
-        different |= {"pot_size": self.config.pot_size, "distill_to": self.config.survivors}
+        different |= {"pot_size": self.config.pot_size, "distill_to": self.config.mean_budget}
         if "novelty" in policy.options():
             layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
             different |= {"recent": layer.recent, "pool": layer.pool, "pool_mode": layer.pool_mode}
@@ -118,7 +118,7 @@ def changes_of(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options by name from `option=value` parts, and separately the options of a preset."""
     own: dict[str, Any] = {}
-    recipe: dict[str, Any] = {}
+    preset_options: dict[str, Any] = {}
     for change in changes:
         name, equals, value = change.partition("=")
         name = name.replace("-", "_")
@@ -129,11 +129,11 @@ def changes_of(
             )
         known("option", name, ["preset", *OPTION_NAMES, *RENAMED, *policy.options()])
         if name == "preset":
-            known("preset", value, RECIPES)
-            recipe = RECIPES[value]
+            known("preset", value, PRESETS)
+            preset_options = PRESETS[value]
         else:
             own[name] = yaml.safe_load(value)
-    return renamed(own), recipe
+    return renamed(own), preset_options
 
 
 def shared_options(policy: Policy, base: Mapping[str, Any], preset: str | None) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def shared_options(policy: Policy, base: Mapping[str, Any], preset: str | None) 
     set itself. preset: its options come below those of `base`, for policies that have them."""
     shared = renamed(base)
     if preset is not None and "novelty" in policy.options():
-        shared = {**RECIPES[preset], **shared}
+        shared = {**PRESETS[preset], **shared}
     # `once` needs scores from the catalyst
     if "contrast" not in policy.options() and shared.get("score_memory") == "once":
         del shared["score_memory"]
@@ -170,7 +170,7 @@ def method(
     """
     named, changes = parts_of(label)
     policy = policy_of(named)
-    own, recipe = changes_of(label, policy, changes)
+    own, preset_options = changes_of(label, policy, changes)
     prompts = prompts or {}
     if own.get("catalyst") in prompts:
         own["catalyst"] = prompts[own["catalyst"]]
@@ -179,7 +179,7 @@ def method(
             raise UnknownOption(type(policy), name)
     try:
         config = PotConfig(
-            **{**shared_options(policy, base, preset), **recipe, **own, "policy": policy}
+            **{**shared_options(policy, base, preset), **preset_options, **own, "policy": policy}
         )
     except UnknownOption:
         raise

@@ -15,8 +15,8 @@ from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
 from infinipot.cache.rope import Rotation
-from infinipot.catalysts import PRESETS
-from infinipot.config import RECIPES
+from infinipot.catalysts import PROMPTS
+from infinipot.config import PRESETS
 from infinipot.engine.decode import Generation
 from infinipot.engine.observe import observe
 from infinipot.engine.plan import Plan
@@ -97,7 +97,7 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
     catalyst = CATALYST if "catalyst" in policy.needs() else []
     session = Session(model, tokenizer, config)
     contrast = (
-        tokenizer.encode("\n\n" + PRESETS.get(policy.contrast, policy.contrast) + "\n")
+        tokenizer.encode("\n\n" + PROMPTS.get(policy.contrast, policy.contrast) + "\n")
         if tokenizer
         else []
     )
@@ -112,11 +112,11 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
         contrast=(contrast * 9)[-len(CATALYST) :],
         budgets=[layer.budget for layer in plan.layers],
         pot_size=config.pot_size,
-        distill_to=config.survivors,
+        distill_to=config.mean_budget,
         novelty=policy.novelty,
         catalyst=catalyst,
         sinks=policy.sinks,
-        recent=policy.newest_kept(config.survivors),
+        recent=policy.newest_kept(config.mean_budget),
         pool=plan.layers[0].pool,
         pool_mode=plan.layers[0].pool_mode,
         gqa=policy.gqa,
@@ -160,8 +160,8 @@ def test_defaults_follow_the_size_and_the_question(
         return layer.pool, layer.pool_mode, layer.recent
 
     assert (
-        PotConfig(pot_size=pot_size).survivors
-        == PotConfig(pot_size=pot_size, policy="h2o").survivors
+        PotConfig(pot_size=pot_size).mean_budget
+        == PotConfig(pot_size=pot_size, policy="h2o").mean_budget
         == survivors
     )
     assert own() == own(catalyst="question") == asked
@@ -174,8 +174,8 @@ def test_defaults_follow_the_size_and_the_question(
     assert own(pool=13, pool_mode="max", recent=1) == (13, "max", 1)
     assert own(pool=13)[:2] == (13, "avg"), "not the kind of the wide window"
     assert own(pool_mode="trailing")[:2] == (7, "trailing")
-    assert own(**RECIPES["paper"])[::2] == (0, 0)
-    assert own(**RECIPES["facts"]) == (21, "avg", survivors // 12)
+    assert own(**PRESETS["paper"])[::2] == (0, 0)
+    assert own(**PRESETS["facts"]) == (21, "avg", survivors // 12)
 
 
 def test_layers_have_defaults_of_their_own_size() -> None:
