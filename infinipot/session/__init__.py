@@ -120,13 +120,13 @@ class Session:
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
             state = (dialogue.in_text, dialogue.answered)
-            before = self.stats.tokens_read
+            before = self._reader.progress
             dialogue.in_text = True
             dialogue.answered = False
             try:
                 self._reader.read(ids, catalyst, progress, more)
             except BaseException:
-                if self.stats.tokens_read == before:
+                if self._reader.progress == before:
                     dialogue.in_text, dialogue.answered = state
                 raise
 
