@@ -152,12 +152,21 @@ class RenameParameters(ast.NodeTransformer):
 
 def presets() -> Iterator[str]:
     yield "## Presets\n"
-    yield "`--preset NAME` sets several options. Other flags override it.\n"
+    yield (
+        'A preset sets several options: `PotConfig(preset="paper", pot_size=4096)`, `--preset paper`. '
+        "Other options override it.\n"
+    )
     lines = ["| preset | options |", "|---|---|"]
     for name, options in PRESETS.items():
-        values = ", ".join(f"`{option}={value!r}`" for option, value in options.items())
-        lines.append(f"| `{name}` | {values} |")
+        values = [f"`{option}={preset_value(option, value)}`" for option, value in options.items()]
+        lines.append(f"| `{name}` | {', '.join(values)} |")
     yield "\n".join(lines) + "\n"
+
+
+def preset_value(option: str, value: Any) -> str:
+    if option == "distill_to":
+        return f"{value} * pot_size"
+    return repr(value)
 
 
 def catalysts() -> Iterator[str]:

@@ -127,7 +127,8 @@ POT = (
     option(
         "preset",
         str,
-        "paper: as InfiniPot was published (novelty 0.5, no pooling, no recent entries). "
+        "A set of options. paper: as InfiniPot was published "
+        "(novelty 0.5, no pooling, no recent entries, distill_to half of pot_size). "
         "facts: keep single facts when the question is not known. "
         "Other options override the preset.",
     ),

@@ -16,7 +16,6 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Session
 from infinipot.cache.rope import Rotation
 from infinipot.catalysts import PROMPTS
-from infinipot.config import PRESETS
 from infinipot.engine.decode import Generation
 from infinipot.engine.observe import observe
 from infinipot.engine.plan import Plan
@@ -174,8 +173,32 @@ def test_defaults_follow_the_size_and_the_question(
     assert own(pool=13, pool_mode="max", recent=1) == (13, "max", 1)
     assert own(pool=13)[:2] == (13, "avg"), "not the kind of the wide window"
     assert own(pool_mode="trailing")[:2] == (7, "trailing")
-    assert own(**PRESETS["paper"])[::2] == (0, 0)
-    assert own(**PRESETS["facts"]) == (21, "avg", survivors // 12)
+    assert own(preset="paper")[::2] == (0, 0)
+    assert own(preset="facts") == (21, "avg", survivors // 12)
+
+
+def test_a_preset_is_a_set_of_options() -> None:
+    paper = PotConfig(preset="paper", pot_size=4096)
+    assert paper == PotConfig(pot_size=4096, distill_to=2048, novelty=0.5, pool=0, recent=0)
+    assert PotConfig(preset="paper").distill_to == 1024
+    assert PotConfig(pot_size=4096).replace(preset="paper") == paper
+    assert PotConfig(preset="paper", pot_size=4096, distill_to=3000, novelty=0.1).changed == {
+        "pot_size": 4096,
+        "distill_to": 3000,
+        "novelty": 0.1,
+        "pool": 0,
+        "recent": 0,
+    }
+    with pytest.raises(ValueError, match=r"unknown preset 'papr'; did you mean 'paper'\?"):
+        PotConfig(preset="papr")
+    with pytest.raises(
+        ValueError, match="unknown preset 'snapkv' .known: paper, facts.: it is a policy"
+    ):
+        PotConfig(preset="snapkv")
+    with pytest.raises(TypeError, match="policy 'snapkv' has no option 'novelty'"):
+        PotConfig(preset="paper", policy="snapkv")
+    with pytest.raises(TypeError, match="pot_size='4096' is not allowed"):
+        PotConfig(preset="paper", pot_size="4096")
 
 
 def test_layers_have_defaults_of_their_own_size() -> None:
