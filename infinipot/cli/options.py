@@ -121,8 +121,8 @@ POT = (
     option(
         "policy",
         str,
-        "How survivors are chosen: a name (`infinipot policies` lists them), "
-        "or a policy of your own, package.module:Class(option=value).",
+        "How survivors are chosen: a name (`infinipot policies` lists them), or a policy of your "
+        "own, package.module:Class. Both may have options: snapkv(window=16).",
     ),
     option(
         "preset",

@@ -852,6 +852,13 @@ def test_a_preset_gives_way_to_what_is_given_beside_it(
     one_line(error, "unknown preset 'snapkv'", "it is a policy, so give it as the policy")
 
 
+def test_a_missing_option_is_explained(run: Any) -> None:
+    code, out, error = run("needle", "smollm2")
+    assert (code, out) == (2, "")
+    one_line(error, "Missing option '-o' / '--out' FOLDER: Where results go")
+    one_line(run("study")[2], "Missing argument 'NAME': catalyst, novelty")
+
+
 def test_the_help_of_preset_names_all() -> None:
     from infinipot.cli.options import POT as OPTIONS
     from infinipot.config import PRESETS
