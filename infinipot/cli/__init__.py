@@ -88,10 +88,11 @@ def explain_usage(problem: Any, args: list[str]) -> str:
         source = origin(context, parameter.name)
         if not source.startswith("--"):
             text += f" (from {source})"
-    if type(problem).__name__ == "MissingParameter" and getattr(parameter, "help", None):
+    meaning = getattr(parameter, "help", None)
+    if parameter and meaning and type(problem).__name__ == "MissingParameter":
         if parameter.metavar not in text:
             text += f" {parameter.metavar}"
-        text += f": {parameter.help.rstrip('.')}"
+        text += f": {meaning.rstrip('.')}"
     if hasattr(problem, "option_name"):
         text += policy_hint(problem.option_name, args)
     return f"{text} (see {getattr(context, 'command_path', 'infinipot')} --help)"
