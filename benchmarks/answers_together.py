@@ -32,15 +32,15 @@ def speed(runner: ModelRunner, tokenizer: object, count: int, novelty: float, to
         "keep": True,
         "stop_ids": set(),
     }
-    turns = [session.turn("Tell me a story.", **options) for session in sessions]
-    for turn in turns:
-        turn.begin()
+    generations = [session.generation("Tell me a story.", **options) for session in sessions]
+    for generation in generations:
+        generation.begin()
     started = time.perf_counter()
     for _ in range(tokens):
-        step(turns)
+        step(generations)
     taken = time.perf_counter() - started
-    for turn in turns:
-        turn.end()
+    for generation in generations:
+        generation.end()
     return count * tokens / taken
 
 

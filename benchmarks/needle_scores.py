@@ -18,7 +18,7 @@ from machine import keep
 from torch import Tensor
 
 from infinipot import PotConfig, Session
-from infinipot.catalysts import BEGUN, PRESETS
+from infinipot.catalysts import ANSWER_PREFIXES, PROMPTS
 from infinipot.engine.observe import FLOOR, CatalystLook, observe
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.haystack import hay, needles
@@ -38,10 +38,10 @@ Name = tuple[str, str | None]
 def prompts_of(dialogue: Dialogue) -> dict[Name, list[int]]:
     """Ids of the catalysts, and under (catalyst, contrast) those of a contrast as long as the
     catalyst, as a Session makes it."""
-    texts = {"question": QUESTION, **PRESETS}
+    texts = {"question": QUESTION, **PROMPTS}
     found: dict[Name, list[int]] = {}
     for catalyst, contrast in SHOWN:
-        ids = dialogue.catalyst(texts[catalyst]) + dialogue.ids(BEGUN.get(catalyst, ""))
+        ids = dialogue.catalyst(texts[catalyst]) + dialogue.ids(ANSWER_PREFIXES.get(catalyst, ""))
         found[catalyst, None] = ids
         if contrast in texts:
             found[catalyst, contrast] = (dialogue.catalyst(texts[contrast]) * len(ids))[-len(ids) :]

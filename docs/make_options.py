@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from infinipot import PotConfig, Sampling
-from infinipot.catalysts import ANSWER_PREFIXES, KINDS, PRESETS
+from infinipot.catalysts import ANSWER_PREFIXES, KINDS, PROMPTS
 from infinipot.checks import RENAMED
 from infinipot.cli.options import POT, SAMPLING
-from infinipot.config import RECIPES
+from infinipot.config import PRESETS
 from infinipot.policies import POLICIES, Policy
 from infinipot.policies.registry import documentation
 
@@ -152,12 +152,21 @@ class RenameParameters(ast.NodeTransformer):
 
 def presets() -> Iterator[str]:
     yield "## Presets\n"
-    yield "`--preset NAME` sets several options. Other flags override it.\n"
+    yield (
+        'A preset sets several options: `PotConfig(preset="paper", pot_size=4096)`, `--preset paper`. '
+        "Other options override it.\n"
+    )
     lines = ["| preset | options |", "|---|---|"]
-    for name, options in RECIPES.items():
-        values = ", ".join(f"`{option}={value!r}`" for option, value in options.items())
-        lines.append(f"| `{name}` | {values} |")
+    for name, options in PRESETS.items():
+        values = [f"`{option}={preset_value(option, value)}`" for option, value in options.items()]
+        lines.append(f"| `{name}` | {', '.join(values)} |")
     yield "\n".join(lines) + "\n"
+
+
+def preset_value(option: str, value: Any) -> str:
+    if option == "distill_to":
+        return f"{value} * pot_size"
+    return repr(value)
 
 
 def catalysts() -> Iterator[str]:
@@ -175,7 +184,7 @@ def catalysts() -> Iterator[str]:
         prefix = ""
         if name in ANSWER_PREFIXES:
             prefix = f"`{ANSWER_PREFIXES[name]}`"
-        lines.append(f"| `{name}` | {PRESETS.get(name) or meanings[name]} | {prefix} |")
+        lines.append(f"| `{name}` | {PROMPTS.get(name) or meanings[name]} | {prefix} |")
     yield "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PRESETS = {
+PROMPTS = {
     "general": "Summarize the important information in the text above.",
     "facts": "List every number, code, key, name and date that must be remembered.",
     "unrelated": "Write a short poem about the sea on a windy day.",
@@ -12,10 +12,10 @@ PRESETS = {
 text (policy kvzip). Two more kinds have no fixed text: `question` (the question itself) and `plain`
 (the newest tokens of the text, read again)."""
 ANSWER_PREFIXES = {"facts": "1. "}
-"""The start of the answer to a preset, read behind it: the last rows of the catalyst then attend to
+"""The start of the answer to a prompt, read behind it: the last rows of the catalyst then attend to
 what comes next."""
 
 REMOVED = ("general-1", "general-2")
 """Names of prompts that only a study uses (eval/studies.py)."""
 
-KINDS = (*PRESETS, "question", "plain")
+KINDS = (*PROMPTS, "question", "plain")

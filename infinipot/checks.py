@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
+from typing import Any
 
 RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
 """Old names of options and the new ones, for one release."""
+
+
+def old_name(old: str, new: str) -> property:
+    """A property with a member's old name, for one release. It warns, and gives the member `new`."""
+
+    def member(owner: object) -> Any:
+        warnings.warn(
+            f"{old} is called {new} now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(owner, new)
+
+    return property(member)
 
 
 def known(what: str, value: str, allowed: Iterable[str]) -> None:

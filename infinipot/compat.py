@@ -8,9 +8,15 @@ from typing import Any
 
 import transformers
 from packaging.version import Version
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    DynamicCache,
+    PreTrainedModel,
+    modeling_gguf_pytorch_utils,
+)
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils import logging
 
 OLDEST = "5.17.0"
 TOO_NEW = "5.25.0"
@@ -25,6 +31,7 @@ __all__ = [
     "check_version",
     "layer_kinds",
     "register",
+    "use_own_bars",
 ]
 
 
@@ -52,6 +59,12 @@ def register(attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
     """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
+
+
+def use_own_bars() -> None:
+    """Let transformers' progress bar for GGUF files obey transformers' own switch, which
+    HF_HUB_DISABLE_PROGRESS_BARS turns off. tqdm itself obeys TQDM_DISABLE."""
+    modeling_gguf_pytorch_utils.tqdm = logging.tqdm
 
 
 ATTENDS = {

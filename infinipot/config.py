@@ -6,17 +6,18 @@ The options of a policy are documented in its own class, in `infinipot.policies`
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from infinipot.cache.storage import QUANTISED
-from infinipot.checks import RENAMED, known, whole_number, within
+from infinipot.checks import RENAMED, known, old_name, whole_number, within
 from infinipot.policies.base import Policy
 from infinipot.policies.infinipot import InfiniPot
-from infinipot.policies.registry import OPTIONS, renamed, with_options
+from infinipot.policies.registry import OPTIONS, POLICIES, renamed, with_options
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {"novelty": 0.5, "pool": 0, "recent": 0},
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"novelty": 0.5, "pool": 0, "recent": 0, "distill_to": 0.5},
     "facts": {
         "catalyst": "facts",
         "contrast": "unrelated",
@@ -25,8 +26,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "pool_mode": "avg",
     },
 }
-"""Presets. paper: the paper's options, where our defaults differ. facts: keeps single facts for
-unknown questions (docs/results.md)."""
+"""Sets of options by name; `distill_to` is a share of pot_size here. paper: the paper's options,
+where our defaults differ. facts: keeps single facts for unknown questions (docs/results.md)."""
 FREE = 1024
 """Free entries of a large pot after a distillation, by default. Fewer mean more distillations, more
 mean fewer survivors."""
@@ -48,12 +49,40 @@ GONE = {
 INFINIPOT = InfiniPot()
 
 
+def preset_options(preset: str, pot_size: int) -> dict[str, Any]:
+    """The options of a preset, for a pot of this size. Raises ValueError for an unknown name."""
+    if preset in POLICIES:
+        raise ValueError(
+            f"unknown preset {preset!r} (known: {', '.join(PRESETS)}): "
+            "it is a policy, so give it as the policy"
+        )
+    known("preset", preset, PRESETS)
+    whole_number("pot_size", pot_size, 2)
+    options = dict(PRESETS[preset])
+    if "distill_to" in options:
+        options["distill_to"] = int(options["distill_to"] * pot_size)
+    return options
+
+
+def resolved(options: Mapping[str, Any], pot_size: int) -> dict[str, Any]:
+    """Options under their present names. A `preset` among them gives those that they leave open.
+    pot_size: if they name none."""
+    current = renamed(options)
+    preset = current.pop("preset", None)
+    if preset is None:
+        return current
+    return {**preset_options(preset, current.get("pot_size", pot_size)), **current}
+
+
 @dataclass(frozen=True, kw_only=True, init=False)
 class PotConfig:
     """The pot and how it is distilled. Sizes are entries (tokens) per layer and KV head.
 
     The options of the policy are keywords and attributes, too: `PotConfig(policy="infinipot",
     novelty=0.5)`, `config.novelty`. They are stored in the policy.
+
+    `preset="paper"` or `preset="facts"` sets several options; others override it. Only these options
+    are stored, not the name.
     """
 
     pot_size: int = 2048
@@ -83,7 +112,7 @@ class PotConfig:
     def __init__(self, *, policy: str | Policy = "infinipot", **options: Any) -> None:
         if "coverage" in options:
             raise ValueError(GONE["coverage"])
-        options = renamed(options)
+        options = resolved(options, type(self).pot_size)
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, options.pop(field.name, field.default))
         if isinstance(self.layer_budget, list):
@@ -102,9 +131,9 @@ class PotConfig:
         raise AttributeError(f"PotConfig has no option {name!r}")
 
     def replace(self, **options: Any) -> PotConfig:
-        """A copy with other options, of the config or the policy. A new policy starts from its own
-        defaults."""
-        return dataclasses.replace(self, **options)
+        """A copy with other options, of the config or the policy, or with those of a preset. A new
+        policy starts from its own defaults."""
+        return dataclasses.replace(self, **resolved(options, self.pot_size))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -123,11 +152,14 @@ class PotConfig:
         return {name: value for name, value in self.options.items() if value != defaults[name]}
 
     @property
-    def survivors(self) -> int:
-        """|C|, the mean over layers."""
+    def mean_budget(self) -> int:
+        """|C|: entries that a layer keeps at a distillation, the mean over layers. It is `distill_to`,
+        or the default of it."""
         if self.distill_to is not None:
             return self.distill_to
         return max(self.pot_size // 2, min(self.pot_size - FREE, 3 * self.pot_size // 4))
+
+    survivors = old_name("survivors", "mean_budget")
 
     def _check_names(self) -> None:
         for name, removed in (("distill_to", "auto"), ("layer_budget", "pyramid")):
@@ -186,12 +218,12 @@ class PotConfig:
                 "the newest 32 tokens need a pot of at least 64"
             )
         if self.policy.bounded:
-            within("distill_to", self.survivors, 1, self.pot_size - 1)
+            within("distill_to", self.mean_budget, 1, self.pot_size - 1)
             sinks = self.policy.sinks
-            recent = self.policy.newest_kept(self.survivors)
-            if sinks + recent > self.survivors:
+            recent = self.policy.newest_kept(self.mean_budget)
+            if sinks + recent > self.mean_budget:
                 raise ValueError(
-                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.survivors}: "
+                    f"sinks={sinks} + recent={recent} do not fit in distill_to={self.mean_budget}: "
                     "keep fewer, or distil to more"
                 )
 

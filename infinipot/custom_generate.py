@@ -189,7 +189,7 @@ def _generation(
     reader = reader_for(runner, config)
     catalyst = None
     if "catalyst" in reader.plan.needs:
-        end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(ids))
+        end = min(PROMPT_END, max(1, (config.pot_size - config.mean_budget) // 2), len(ids))
         catalyst = ids[None, len(ids) - end :]
         if len(contrast_ids):
             catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))

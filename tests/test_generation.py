@@ -8,7 +8,7 @@ from helpers import greedy, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session, generate
-from infinipot.catalysts import PRESETS
+from infinipot.catalysts import PROMPTS
 from infinipot.model.runner import ModelRunner
 from infinipot.text.chat_template import Dialogue
 
@@ -32,7 +32,7 @@ def test_a_contrast_equals_a_session() -> None:
     tokenizer = make_tokenizer()
     model, ids = make_tiny("llama", vocab=len(tokenizer)), random_ids(300)
     pot = PotConfig(pot_size=64, distill_to=24, contrast="unrelated")
-    contrast = Dialogue(tokenizer, None, False).catalyst(PRESETS["unrelated"])
+    contrast = Dialogue(tokenizer, None, False).catalyst(PROMPTS["unrelated"])
     out = model.generate(torch.tensor([ids]), pot=pot, contrast_ids=contrast, **OPTIONS)
     session = Session(model, tokenizer, pot)
     session.append(ids, question=ids[-20:])

@@ -299,3 +299,12 @@ def test_a_stream_is_read_in_chunks_of_few_lengths(monkeypatch: pytest.MonkeyPat
     for counts in lengths:
         assert len(set(counts)) <= 8, set(counts)
         assert len(counts) > 40
+
+
+def test_old_names_of_members_go_on_working_for_one_release() -> None:
+    with pytest.warns(DeprecationWarning, match="survivors is called mean_budget now"):
+        assert SMALL.survivors == SMALL.mean_budget == 60
+    asked = session()
+    asked.append(TEXT)
+    with pytest.warns(DeprecationWarning, match="turn is called generation now"):
+        asked.turn("Who?", max_tokens=2, pick=greedy)

@@ -68,7 +68,7 @@ def compare(
         "model": described(name, model),
         "config": config.changed,
         "pot_size": config.pot_size,
-        "distill_to": config.survivors,
+        "distill_to": config.mean_budget,
         "task": dataclasses.asdict(task),
         "rows": rows,
         "ratios": ratios(rows),

@@ -48,11 +48,11 @@ def answer(session: Session, rows: int, tokens: int) -> float:
     before."""
     readers = [session.fork()._reader for _ in range(rows)]
     options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
-    turns = [
+    generations = [
         Generation(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options)
         for number, reader in enumerate(readers)
     ]
-    return pace([clock() for _ in together(turns)], rows)
+    return pace([clock() for _ in together(generations)], rows)
 
 
 def measured(
@@ -96,4 +96,4 @@ def plain(runner: ModelRunner, config: PotConfig, ids: list[int]) -> dict[str, A
 
 def simple(config: PotConfig) -> PotConfig:
     """The same sizes with a policy that observes nothing."""
-    return config.replace(policy="sliding_window", distill_to=config.survivors)
+    return config.replace(policy="sliding_window", distill_to=config.mean_budget)

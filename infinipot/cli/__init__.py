@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import traceback
 from typing import Any
@@ -41,7 +42,7 @@ def main(args: list[str] | None = None) -> int:
         except Exception as problem:
             if debug:
                 traceback.print_exc()
-            line, code = explain(problem)
+            line, code = explain(problem, args)
             say(line)
             return code
 
@@ -64,13 +65,14 @@ def hush() -> None:
         logging.getLogger(name).addFilter(not_from_torchao)
 
 
-def explain(problem: Exception) -> tuple[str, int]:
-    """One line about an error, and the exit code: 2 for bad use, 1 for a failure while running."""
+def explain(problem: Exception, args: list[str]) -> tuple[str, int]:
+    """One line about an error of this command line, and the exit code: 2 for bad use, 1 for a
+    failure while running."""
     text = " ".join(str(problem).split())
     if isinstance(problem, Stopped):
         return str(problem), 130
     if hasattr(problem, "format_message"):  # an error of click, wherever typer keeps click
-        return explain_usage(problem), 2
+        return explain_usage(problem, args), 2
     if isinstance(problem, Failure):
         return text, 1
     if isinstance(problem, (BadUse, ValueError)):
@@ -78,7 +80,7 @@ def explain(problem: Exception) -> tuple[str, int]:
     return f"{type(problem).__name__}: {text[:500]} (--debug shows where)", 1
 
 
-def explain_usage(problem: Any) -> str:
+def explain_usage(problem: Any, args: list[str]) -> str:
     context = getattr(problem, "ctx", None)
     parameter = getattr(problem, "param", None)
     text = problem.format_message().rstrip(".")
@@ -86,7 +88,27 @@ def explain_usage(problem: Any) -> str:
         source = origin(context, parameter.name)
         if not source.startswith("--"):
             text += f" (from {source})"
+    meaning = getattr(parameter, "help", None)
+    if parameter and meaning and type(problem).__name__ == "MissingParameter":
+        if parameter.metavar not in text:
+            text += f" {parameter.metavar}"
+        text += f": {meaning.rstrip('.')}"
+    if hasattr(problem, "option_name"):
+        text += policy_hint(problem.option_name, args)
     return f"{text} (see {getattr(context, 'command_path', 'infinipot')} --help)"
+
+
+def policy_hint(option: str, args: list[str]) -> str:
+    """Where an unknown option belongs if a policy of another package is chosen; else nothing."""
+    names = [re.search(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(?![\w=])", text) for text in args]
+    for before, text, name in zip(["", *args], args, names, strict=False):
+        if name and (before == "--policy" or text.startswith("--policy=")):
+            word = option.lstrip("-").replace("-", "_")
+            return (
+                f"; an option of a policy of your own stands in its parentheses: "
+                f"--policy '{name[0]}({word}=...)'"
+            )
+    return ""
 
 
 __all__ = ["main"]

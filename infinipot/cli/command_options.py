@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from infinipot.checks import RENAMED, known
+from infinipot.checks import RENAMED
 from infinipot.cli.console import BadUse, say
 from infinipot.cli.policy_names import parse_policy
 
@@ -94,7 +94,7 @@ def collect(context: typer.Context, values: dict[str, Any]) -> CommandOptions:
             options.values[name] = value
             options.origins[name] = origin(context, name)
     rename(options)
-    for name, value in recipe(options["preset"]).items():
+    for name, value in preset_values(options).items():
         if name not in options.values:
             options.values[name] = value
             options.origins[name] = options.origins["preset"]
@@ -116,14 +116,13 @@ def rename(options: CommandOptions) -> None:
         options.origins.setdefault(new, options.origins.pop(old))
 
 
-def recipe(preset: str | None) -> dict[str, Any]:
-    """The options that a preset stands for."""
-    if preset is None:
+def preset_values(options: CommandOptions) -> dict[str, Any]:
+    """The options that the preset stands for, if there is one."""
+    if options["preset"] is None:
         return {}
-    from infinipot.config import RECIPES
+    from infinipot.config import PotConfig, preset_options
 
-    known("preset", preset, RECIPES)
-    return RECIPES[preset]
+    return preset_options(options["preset"], options["pot_size"] or PotConfig.pot_size)
 
 
 def takes(

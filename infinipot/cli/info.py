@@ -60,7 +60,7 @@ def rows(
     yield "file", f"{path}, {header['file_bytes'] / 1e6:,.1f} MB, format {header['version']}"
     yield "model", f"{model['name'] or '(no name)'}, {model['class']}"
     yield "policy", ", ".join([config.policy.name, *policy_options(config.policy)])
-    sizes = f"size {config.pot_size:,}, distil to {config.survivors}"
+    sizes = f"size {config.pot_size:,}, distil to {config.mean_budget}"
     yield "pot", ", ".join([sizes, *pot_options(config)])
     yield "plan", plan_text(config, plan)
     yield "entries", f"{header['entries']:,} ({pot['pinned']:,} pinned)"

@@ -121,13 +121,14 @@ POT = (
     option(
         "policy",
         str,
-        "How survivors are chosen: a name (`infinipot policies` lists them), "
-        "or a policy of your own, package.module:Class(option=value).",
+        "How survivors are chosen: a name (`infinipot policies` lists them), or a policy of your "
+        "own, package.module:Class. Both may have options: snapkv(window=16).",
     ),
     option(
         "preset",
         str,
-        "paper: as InfiniPot was published (novelty 0.5, no pooling, no recent entries). "
+        "A set of options. paper: as InfiniPot was published "
+        "(novelty 0.5, no pooling, no recent entries, distill_to half of pot_size). "
         "facts: keep single facts when the question is not known. "
         "Other options override the preset.",
     ),

@@ -71,12 +71,12 @@ class Plan:
         other = [policy.smoothing(budget, other_kind(catalyst)) for budget in budgets]
         replay_tokens = 0
         if "replay" in needs:
-            replay_tokens = min(64, max(1, (config.pot_size - config.survivors) // 8))
+            replay_tokens = min(64, max(1, (config.pot_size - config.mean_budget) // 8))
         return cls(
             policy=policy,
             needs=needs,
             pot_size=config.pot_size,
-            distill_to=config.survivors,
+            distill_to=config.mean_budget,
             chunk_tokens=config.chunk_tokens or 512,
             whole=policy.bounded and config.prefill == "whole",
             replay_tokens=replay_tokens,
@@ -128,7 +128,7 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
     policy = config.policy
     size = None
     if policy.bounded and config.prefill == "bounded":
-        size = config.pot_size - config.survivors + budget
+        size = config.pot_size - config.mean_budget + budget
     pool, pool_mode = smoothing
     return LayerPlan(
         size=size,
@@ -169,14 +169,14 @@ def other_kind(catalyst: str | None) -> str:
 def budgets_of(config: PotConfig, layers: int) -> list[int]:
     """|C| of each bounded layer; their sum is `layers` times `survivors`."""
     if isinstance(config.layer_budget, str):
-        return [config.survivors] * layers
+        return [config.mean_budget] * layers
     weights: Sequence[float] = config.layer_budget
     if len(weights) != layers:
         raise ValueError(
             f"layer_budget has {len(weights)} weights, "
             f"but the model has {layers} layers that a pot bounds: give as many"
         )
-    shares = apportion(layers * config.survivors, [float(weight) for weight in weights])
+    shares = apportion(layers * config.mean_budget, [float(weight) for weight in weights])
     least = min(shares)
     sinks = config.policy.sinks
     recent = config.policy.newest_kept(least)

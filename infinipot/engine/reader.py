@@ -33,9 +33,11 @@ class Stats:
     """Counters of a session."""
 
     tokens_read: int
-    """Tokens read into the pot: text, template, and the messages of a chat."""
+    """Tokens read into the pot: text, template, and the messages of a chat. With policy `truncate`
+    also the end of the text, at most half a pot, that waits for the question."""
     tokens_skipped: int
-    """Tokens that the model never reads (policy `truncate`)."""
+    """Tokens that the model has not read (policy `truncate`): the middle of the text, and what the
+    latest answer had no room for."""
     entries: int
     """Entries per layer and KV head now."""
     peak_entries: int

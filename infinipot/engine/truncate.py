@@ -18,15 +18,17 @@ class CuttingReader(Reader):
     """Reads the start of a text into the first half of the pot. Its end is read before an answer, as
     far as there is room.
 
-    tail: the newest ids, not read yet. skipped: the number of ids that are never read.
+    tail: the newest ids, which wait for an answer. skipped: the number of ids between the start and
+    the tail. left_out: how many ids of the tail the latest answer had no room for.
     """
 
     keeps_answers = False
 
     def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
         super().__init__(runner, config)
-        self.tail: deque[int] = deque(maxlen=config.pot_size)
+        self.tail: deque[int] = deque(maxlen=config.pot_size - config.pot_size // 2)
         self.skipped = 0
+        self.left_out = 0
 
     def _layout(self) -> Layout:
         return Layout(self.config.pot_size, None, self.config.context_reset, self.config.pot_dtype)
@@ -50,9 +52,16 @@ class CuttingReader(Reader):
         more: bool = False,
     ) -> None:
         here = max(0, self.config.pot_size // 2 - self.pot.length)
-        self.skipped += max(0, len(self.tail) + len(ids[here:]) - self.config.pot_size)
-        self.tail.extend(ids[here:])
+        self._wait(ids[here:])
         super().read(ids[:here], catalyst, progress, more)
+
+    def _wait(self, ids: list[int]) -> None:
+        """Add ids to the tail. The oldest ones then leave it and are skipped."""
+        before = len(self.tail)
+        self.tail.extend(ids)
+        dropped = before + len(ids) - len(self.tail)
+        self.skipped += dropped
+        self.left_out = max(0, self.left_out - dropped)
 
     def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
         if self.pot.length + count > self.plan.pot_size:
@@ -64,20 +73,22 @@ class CuttingReader(Reader):
 
     def unread(self, count: int) -> list[int]:
         room = self.plan.pot_size - self.pot.length - count
-        return list(self.tail)[max(0, len(self.tail) - room) :]
+        self.left_out = max(0, len(self.tail) - room)
+        return list(self.tail)[self.left_out :]
 
     def waiting(self) -> tuple[list[int], int]:
         return list(self.tail), self.skipped
 
     def restore_waiting(self, ids: list[int], skipped: int) -> None:
-        self.tail.extend(ids)
         self.skipped = skipped
+        self._wait(ids)
 
     @property
     def stats(self) -> Stats:
-        stats = super().stats
+        total = self.progress[0]
+        skipped = self.skipped + self.left_out
         return dataclasses.replace(
-            stats, tokens_read=stats.tokens_read + len(self.tail), tokens_skipped=self.skipped
+            super().stats, tokens_read=total - skipped, tokens_skipped=skipped
         )
 
     def copy(self) -> Reader:

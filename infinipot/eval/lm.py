@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from infinipot.catalysts import PRESETS
+from infinipot.catalysts import PROMPTS
 from infinipot.checks import RENAMED
 from infinipot.config import NAMES, PotConfig
 from infinipot.custom_generate import PROMPT_END, generate
@@ -71,7 +71,7 @@ class PotLM(HFLM):
         self.contrast_ids: list[int] = []
         if contrast:
             dialogue = Dialogue(self.tokenizer, None, False)
-            self.contrast_ids = dialogue.catalyst(PRESETS.get(contrast, contrast))
+            self.contrast_ids = dialogue.catalyst(PROMPTS.get(contrast, contrast))
 
     @property
     def max_length(self) -> int:
@@ -99,7 +99,7 @@ class PotLM(HFLM):
         if config.policy.contrast:
             tokenizer = self.tokenizer
         session = Session(self.runner, tokenizer, config, template=False)
-        end = min(PROMPT_END, max(1, (config.pot_size - config.survivors) // 2), len(context))
+        end = min(PROMPT_END, max(1, (config.pot_size - config.mean_budget) // 2), len(context))
         question = None
         if "catalyst" in config.policy.needs():
             question = list(context)[-end:]

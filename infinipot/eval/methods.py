@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from infinipot.checks import RENAMED, known
-from infinipot.config import NAMES, RECIPES, PotConfig, matters
+from infinipot.config import NAMES, PotConfig, matters, preset_options
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import LATE
 from infinipot.policies import POLICIES, Policy, UnknownOption, policy_of
@@ -71,7 +71,7 @@ class Method:
             for name, value in self.config.changed.items()
             if name not in ("policy", "chunk_tokens")
         }
-        different |= {"pot_size": self.config.pot_size, "distill_to": self.config.survivors}
+        different |= {"pot_size": self.config.pot_size, "distill_to": self.config.mean_budget}
         if "novelty" in policy.options():
             layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
             different |= {"recent": layer.recent, "pool": layer.pool, "pool_mode": layer.pool_mode}
@@ -113,12 +113,10 @@ def parts_of(label: str) -> tuple[str, list[str]]:
     return first, others
 
 
-def changes_of(
-    label: str, policy: Policy, changes: list[str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options by name from `option=value` parts, and separately the options of a preset."""
+def changes_of(label: str, policy: Policy, changes: list[str]) -> tuple[dict[str, Any], str | None]:
+    """Options by name from `option=value` parts, and the name of a preset."""
     own: dict[str, Any] = {}
-    recipe: dict[str, Any] = {}
+    preset: str | None = None
     for change in changes:
         name, equals, value = change.partition("=")
         name = name.replace("-", "_")
@@ -129,19 +127,16 @@ def changes_of(
             )
         known("option", name, ["preset", *OPTION_NAMES, *RENAMED, *policy.options()])
         if name == "preset":
-            known("preset", value, RECIPES)
-            recipe = RECIPES[value]
+            preset = value
         else:
             own[name] = yaml.safe_load(value)
-    return renamed(own), recipe
+    return renamed(own), preset
 
 
-def shared_options(policy: Policy, base: Mapping[str, Any], preset: str | None) -> dict[str, Any]:
+def shared_options(policy: Policy, base: Mapping[str, Any]) -> dict[str, Any]:
     """The options of `base` for this policy: those that have an effect, and that the policy has not
-    set itself. preset: its options come below those of `base`, for policies that have them."""
+    set itself."""
     shared = renamed(base)
-    if preset is not None and "novelty" in policy.options():
-        shared = {**RECIPES[preset], **shared}
     # `once` needs scores from the catalyst
     if "contrast" not in policy.options() and shared.get("score_memory") == "once":
         del shared["score_memory"]
@@ -170,17 +165,21 @@ def method(
     """
     named, changes = parts_of(label)
     policy = policy_of(named)
-    own, recipe = changes_of(label, policy, changes)
+    own, own_preset = changes_of(label, policy, changes)
     prompts = prompts or {}
     if own.get("catalyst") in prompts:
         own["catalyst"] = prompts[own["catalyst"]]
     for name in own:
         if not matters(name, policy):
             raise UnknownOption(type(policy), name)
+    pot_size = own.get("pot_size", base.get("pot_size", PotConfig.pot_size))
     try:
-        config = PotConfig(
-            **{**shared_options(policy, base, preset), **recipe, **own, "policy": policy}
-        )
+        if preset is not None and "novelty" in policy.options():
+            base = {**preset_options(preset, pot_size), **base}
+        shared = shared_options(policy, base)
+        if own_preset is not None:
+            shared |= preset_options(own_preset, pot_size)
+        config = PotConfig(**{**shared, **own, "policy": policy})
     except UnknownOption:
         raise
     except TypeError as problem:  # labels are text, so a wrong type is a wrong value

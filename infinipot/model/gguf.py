@@ -9,6 +9,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from infinipot import compat
 from infinipot.model.gguf_file import read_metadata
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
 
@@ -53,6 +54,7 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
 
 def _load_weights(path: Path, fields: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
     options: dict[str, Any] = {}
+    compat.use_own_bars()
     # versions with GgufConfig keep packed weights and choose an attention kernel by default
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from infinipot.catalysts import PRESETS
+from infinipot.catalysts import PROMPTS
 from infinipot.policies.base import Observation
 from infinipot.policies.options import Attended, Prompted, check_prompt, check_share
 
@@ -33,7 +33,7 @@ class InfiniPot(Prompted, Attended):
     def __post_init__(self) -> None:
         check_share("novelty", self.novelty)
         super().__post_init__()
-        check_prompt("contrast", self.contrast, tuple(PRESETS))
+        check_prompt("contrast", self.contrast, tuple(PROMPTS))
         if self.contrast is not None and self.novelty >= 1:
             raise ValueError(
                 f"contrast={self.contrast!r} goes by the catalyst's attention: "

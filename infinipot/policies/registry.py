@@ -35,7 +35,7 @@ _ALL: tuple[type[Policy], ...] = (
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 OPTIONS = tuple(dict.fromkeys(option for policy in _ALL for option in policy.options()))
 """The options of all policies."""
-OUTSIDE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?", re.DOTALL)
+OUTSIDE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*)?", re.DOTALL)
 """`package.module:Class`, with options or without."""
 
 
@@ -91,27 +91,45 @@ def with_options(policy: str | Policy, options: Mapping[str, Any]) -> Policy:
 
 
 def policy_of(text: str) -> Policy:
-    """A policy from its name, or from `package.module:Class` or `package.module:Class(alpha=0.3)`
-    with literal values.
+    """A policy from its name or place, with options or without: `snapkv`, `snapkv(window=16)`,
+    `package.module:Class`, `package.module:Class(alpha=0.3)`. Values are literals.
 
-    Imports the module: use it only for text from the user of this process, never for files and
-    requests.
+    May import a module: use it only for text from the user of this process, never for files and
+    requests. Raises ValueError; UnknownOption for an option that the policy does not have.
     """
-    if text in POLICIES or not OUTSIDE.fullmatch(text):
-        return with_options(text, {})
-    place, _, arguments = text.partition("(")
-    module, _, name = place.partition(":")
+    place, bracket, arguments = text.partition("(")
+    policy = class_of(place, text)
+    if not bracket:
+        return policy()
+    if not text.endswith(")"):
+        raise ValueError(
+            f"policy {text!r} cannot be read: the closing parenthesis is missing, "
+            f"so write {text + ')'!r}"
+        )
+    return policy(**literals(f"({arguments}", text))
+
+
+def class_of(place: str, text: str) -> type[Policy]:
+    """The class of a policy by its name, or by its place, which is imported. text: the whole text,
+    for errors."""
+    module, colon, name = place.partition(":")
+    if not colon:
+        known("policy", place, POLICIES)
+        return POLICIES[place]
+    if module in POLICIES:
+        raise ValueError(
+            f"policy {text!r} cannot be read: the options of one policy stand in parentheses, "
+            f"so write '{module}({name})'"
+        )
     try:
         policy = getattr(importlib.import_module(module), name)
-    except ImportError as problem:
+    except (ImportError, ValueError) as problem:
         raise ValueError(f"policy {text!r}: cannot import {module} ({problem})") from problem
     except AttributeError:
         raise ValueError(f"policy {text!r}: there is no {name} in {module}") from None
     if not (isinstance(policy, type) and issubclass(policy, Policy)):
         raise ValueError(f"policy {text!r}: {place} is not a subclass of infinipot.policies.Policy")
-    if not arguments:
-        return policy()
-    return policy(**literals(f"({arguments}", text))
+    return policy
 
 
 def literals(arguments: str, text: str) -> dict[str, Any]:

@@ -270,7 +270,7 @@ class Prompts:
 
         A plain prompt is all question, so it is always split.
         """
-        most = max(1, (config.pot_size - config.survivors - len(prompt.head)) // 2)
+        most = max(1, (config.pot_size - config.mean_budget - len(prompt.head)) // 2)
         if prompt.templated and len(prompt.question) <= most:
             return prompt
         cut = len(prompt.question) - min(end, most, len(prompt.question))

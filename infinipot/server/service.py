@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
-from infinipot.server.claim import Claim
 from infinipot.server.engine import Engine
 from infinipot.server.errors import APIError, error_of, shutting_down
+from infinipot.server.folder_lock import FolderLock
 from infinipot.server.hosts import Hosts
 from infinipot.server.metrics import Metrics
 from infinipot.server.named_pots import NamedPots
@@ -73,7 +73,7 @@ class Service:
         self._load = load
         self._engine: Engine | None = None
         self._pots: NamedPots | None = None
-        self._claim: Claim | None = None
+        self._folder_lock: FolderLock | None = None
 
     # ---------------------------------------------------------------- life
 
@@ -83,7 +83,7 @@ class Service:
 
         try:
             if self.settings.pot_dir is not None:
-                self._claim = Claim(self.settings.pot_dir, self.settings.shared)
+                self._folder_lock = FolderLock(self.settings.pot_dir, self.settings.shared)
             model, tokenizer = self._load()
             engine = Engine(ModelRunner(model), tokenizer, self.settings, self.metrics)
             engine.start()
@@ -108,8 +108,8 @@ class Service:
         """End all jobs, write all pots, and wait for both."""
         if self._engine is not None:
             self._engine.stop()
-        if self._claim is not None:
-            self._claim.end()
+        if self._folder_lock is not None:
+            self._folder_lock.release()
 
     # ---------------------------------------------------------------- parts
 

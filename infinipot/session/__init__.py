@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import os
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import pot_file
 from infinipot.cache.pot import Pot
+from infinipot.checks import old_name
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.answer import Answer
 from infinipot.engine.decode import Generation, answer
@@ -44,11 +44,6 @@ def _listed(question: Question) -> str | list[int] | None:
     if isinstance(question, Tensor):
         question = question.flatten()
     return [int(i) for i in question]
-
-
-def _note_answer(dialogue: Dialogue) -> None:
-    dialogue.in_text = False
-    dialogue.answered = True
 
 
 class Session:
@@ -124,13 +119,13 @@ class Session:
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
             state = (dialogue.in_text, dialogue.answered)
-            before = self.stats.tokens_read
+            before = self._reader.progress
             dialogue.in_text = True
             dialogue.answered = False
             try:
                 self._reader.read(ids, catalyst, progress, more)
             except BaseException:
-                if self.stats.tokens_read == before:
+                if self._reader.progress == before:
                     dialogue.in_text, dialogue.answered = state
                 raise
 
@@ -169,7 +164,7 @@ class Session:
         self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any
     ) -> Answer:
         """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware: as in
-        `turn`."""
+        `generation`."""
         options = Sampling(**sampling)
         if self.runner.sharded and options.temperature and options.seed is None:
             raise ValueError(
@@ -185,11 +180,12 @@ class Session:
         return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
 
     def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
-        """The answer's token ids, one by one, without the id that ends it. options: as in `turn`."""
+        """The answer's token ids, one by one, without the id that ends it. options: as in
+        `generation`."""
         prompt, generation = self._prepare(question, **options)
         return answer(self._reader, prompt, expected_progress=self._reader.progress, **generation)
 
-    def turn(self, question: Question = None, **options: Any) -> Generation:
+    def generation(self, question: Question = None, **options: Any) -> Generation:
         """An answer that has not begun, for `decode.together`. The session is busy until its end.
 
         max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
@@ -199,6 +195,8 @@ class Session:
         """
         prompt, generation = self._prepare(question, **options)
         return Generation(self._reader, prompt, **generation)
+
+    turn = old_name("turn", "generation")
 
     def _prepare(
         self,
@@ -236,7 +234,7 @@ class Session:
             "stop_ids": stop_ids,
             "keep": keep,
             "catalyst": catalyst,
-            "settled": functools.partial(_note_answer, dialogue),
+            "settled": dialogue.note_answer,
         }
 
     def fork(self) -> Session:

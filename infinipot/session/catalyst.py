@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from infinipot.catalysts import ANSWER_PREFIXES, PRESETS
+from infinipot.catalysts import ANSWER_PREFIXES, PROMPTS
 from infinipot.engine.reader import Reader
 from infinipot.scoring.representativeness import contrasted
 from infinipot.text.chat_template import Dialogue
@@ -66,7 +66,7 @@ def catalyst_ids(
     """Ids [1, |P|] of a catalyst of this kind, with its answer prefix; [2, |P|] with a contrast."""
     if kind == "plain":
         return reader.pot.newest
-    prompt: str | list[int] = PRESETS.get(kind, kind)
+    prompt: str | list[int] = PROMPTS.get(kind, kind)
     if kind == "question" and question is not None:
         prompt = question
     if not isinstance(prompt, str):
@@ -78,4 +78,4 @@ def catalyst_ids(
     contrast = reader.policy.contrast
     if contrast is None:
         return catalyst
-    return contrasted(catalyst, reader.tensor(dialogue.catalyst(PRESETS.get(contrast, contrast))))
+    return contrasted(catalyst, reader.tensor(dialogue.catalyst(PROMPTS.get(contrast, contrast))))

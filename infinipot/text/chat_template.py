@@ -177,6 +177,11 @@ class Dialogue:
             ids = self.ids(question)
         return self.opening() + ids + self.ids(self.template.ask)
 
+    def note_answer(self) -> None:
+        """An answer came last now."""
+        self.in_text = False
+        self.answered = True
+
     def catalyst(self, prompt: str | list[int]) -> list[int]:
         """The ids of the catalyst, in the form of a question at the end of the user's turn."""
         if isinstance(prompt, list):

@@ -834,15 +834,35 @@ def test_a_preset_gives_way_to_what_is_given_beside_it(
 ) -> None:
     from infinipot import pot_file
 
-    def kept(*args: str) -> tuple[float, int | None]:
+    def kept(*args: str) -> tuple[float, int | None, int | None]:
         pot = tmp_path / f"{len(args)}.pot"
-        assert run("distill", model, "-f", book, *POT, *args, "-o", pot)[0] == 0
+        size = ("--pot-size", 128, "--chunk-tokens", 16)
+        assert run("distill", model, "-f", book, *size, *args, "-o", pot)[0] == 0
         config = pot_file.read(pot)[1]["config"]
-        return config["novelty"], config["pool"]
+        return config["novelty"], config["pool"], config["distill_to"]
 
-    assert kept() == (0.25, None)
-    assert kept("--preset", "paper") == (0.5, 0)
-    assert kept("--preset", "paper", "--novelty", "0.1") == (0.1, 0)
+    assert kept() == (0.25, None, None)
+    assert kept("--preset", "paper") == (0.5, 0, 64)
+    assert kept("--preset", "paper", "--novelty", "0.1", "--distill-to", "32") == (0.1, 0, 32)
     code, out, error = run("generate", model, "-p", "Who?", "--preset", "papr")
     assert (code, out) == (2, "")
     one_line(error, "unknown preset 'papr'; did you mean 'paper'?")
+    code, out, error = run("generate", model, "-p", "Who?", "--preset", "snapkv")
+    assert (code, out) == (2, "")
+    one_line(error, "unknown preset 'snapkv'", "it is a policy, so give it as the policy")
+
+
+def test_a_missing_option_is_explained(run: Any) -> None:
+    code, out, error = run("needle", "smollm2")
+    assert (code, out) == (2, "")
+    one_line(error, "Missing option '-o' / '--out' FOLDER: Where results go")
+    one_line(run("study")[2], "Missing argument 'NAME': catalyst, novelty")
+
+
+def test_the_help_of_preset_names_all() -> None:
+    from infinipot.cli.options import POT as OPTIONS
+    from infinipot.config import PRESETS
+
+    (option,) = [option for option in OPTIONS if option.name == "preset"]
+    text = option.annotation.__metadata__[0].help
+    assert all(f"{name}:" in text for name in PRESETS)

@@ -91,7 +91,9 @@ def test_steps_in_fewer_operations_are_the_same_steps(
             for session, length in zip(sessions, LENGTHS, strict=True):
                 session.append(random_ids(length, seed=length), question=CATALYST)
             generations = [
-                s.turn(random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set())
+                s.generation(
+                    random_ids(5, seed=3), max_tokens=60, pick=greedy, keep=True, stop_ids=set()
+                )
                 for s in sessions
             ]
             said: dict[int, list[int]] = {}

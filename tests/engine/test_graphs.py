@@ -190,7 +190,7 @@ def test_all_pots_share_the_recordings(at_once: list[AtOnce]) -> None:
     assert len(at_once) == made
     sessions = [session.fork() for _ in range(5)]
     for group in (sessions[:3], sessions[1:5], sessions[:2], sessions[3:]):
-        turns = [s.turn([7, 8], max_tokens=5, pick=greedy, stop_ids=set()) for s in group]
+        turns = [s.generation([7, 8], max_tokens=5, pick=greedy, stop_ids=set()) for s in group]
         list(together(turns))
     assert len(at_once) <= made + 2, "steps of 2 and of 4 rows"
 

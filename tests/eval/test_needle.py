@@ -215,7 +215,7 @@ def test_what_is_kept_is_counted(replica: Replica) -> None:
         template=False,
     )
     session.append([5] * 100)
-    kept = session.pot.described(session.pot.bounded[0])[0][0, 0].tolist()
+    kept = session.pot.described(session.pot.bounded[:1])[0][0, 0].tolist()
     assert kept_share(session, 0, 100) == pytest.approx(len(kept) / 100)
     assert kept_share(session, kept[0], kept[0] + 10) == 1
     assert kept_share(session, 0, kept[0]) == 0
@@ -509,10 +509,12 @@ def test_a_ray_cluster_gives_the_same_file(
     assert contents(tmp_path / "ray") == contents(tmp_path / "one")
 
 
-def test_a_preset_is_the_paper_s_recipe() -> None:
+def test_a_preset_is_the_method_of_the_paper() -> None:
     base = {"pot_size": 300, "distill_to": 60}
     paper, ours = (method(label, base).config for label in ("infinipot:preset=paper", "infinipot"))
-    assert (paper.novelty, paper.pool) == (0.5, 0)
+    assert (paper.novelty, paper.pool, paper.distill_to) == (0.5, 0, 150)
+    assert method("infinipot:preset=paper:pot_size=200", base).config.distill_to == 100
+    assert method("infinipot", {"pot_size": 300}, preset="paper").config.distill_to == 150
     assert (ours.novelty, method("infinipot", base).options["pool"]) == (0.25, 7)
     assert method("infinipot:preset=paper:novelty=0", base).config.novelty == 0
     assert method("infinipot:novelty=0:preset=paper", base).config.novelty == 0, "in whatever order"

@@ -38,7 +38,7 @@ def test_the_page_shows_what_the_pot_holds(replica: Replica, label: str) -> None
     session.append(ids, question="Who?" if one.aware else None)
     expected = np.zeros((*seen.kept.shape,), dtype=bool)
     for number, layer in enumerate(session.pot.bounded):
-        for head, places in enumerate(session.pot.described(layer)[0][0].tolist()):
+        for head, places in enumerate(session.pot.described([layer])[0][0].tolist()):
             expected[number, head, places] = True
     assert seen.kept.numpy().tolist() == expected.tolist()
     assert seen.kept[..., : seen.pinned].all()

@@ -369,6 +369,21 @@ def test_tiny_model(tmp_path, make):
     assert model(ids).logits.isfinite().all()
 
 
+def test_its_bar_obeys_the_switch_of_transformers(tmp_path, capfd):
+    """The variable HF_HUB_DISABLE_PROGRESS_BARS sets this switch when transformers is imported."""
+    from transformers.utils import logging
+
+    path = byte_level(tmp_path / "tiny.gguf", tensors=True)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        load_gguf(path, dtype=torch.float32)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    assert "%|" not in capfd.readouterr().err
+
+
 def test_refusals(tmp_path):
     with pytest.raises(FileNotFoundError, match="no such file"):
         gguf_tokenizer(tmp_path / "none.gguf")

@@ -15,8 +15,7 @@ from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
 from infinipot.cache.rope import Rotation
-from infinipot.catalysts import PRESETS
-from infinipot.config import RECIPES
+from infinipot.catalysts import PROMPTS
 from infinipot.engine.decode import Generation
 from infinipot.engine.observe import observe
 from infinipot.engine.plan import Plan
@@ -97,7 +96,7 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
     catalyst = CATALYST if "catalyst" in policy.needs() else []
     session = Session(model, tokenizer, config)
     contrast = (
-        tokenizer.encode("\n\n" + PRESETS.get(policy.contrast, policy.contrast) + "\n")
+        tokenizer.encode("\n\n" + PROMPTS.get(policy.contrast, policy.contrast) + "\n")
         if tokenizer
         else []
     )
@@ -112,11 +111,11 @@ def test_equal_to_plain_loops(name: str, chunk: int) -> None:
         contrast=(contrast * 9)[-len(CATALYST) :],
         budgets=[layer.budget for layer in plan.layers],
         pot_size=config.pot_size,
-        distill_to=config.survivors,
+        distill_to=config.mean_budget,
         novelty=policy.novelty,
         catalyst=catalyst,
         sinks=policy.sinks,
-        recent=policy.newest_kept(config.survivors),
+        recent=policy.newest_kept(config.mean_budget),
         pool=plan.layers[0].pool,
         pool_mode=plan.layers[0].pool_mode,
         gqa=policy.gqa,
@@ -160,8 +159,8 @@ def test_defaults_follow_the_size_and_the_question(
         return layer.pool, layer.pool_mode, layer.recent
 
     assert (
-        PotConfig(pot_size=pot_size).survivors
-        == PotConfig(pot_size=pot_size, policy="h2o").survivors
+        PotConfig(pot_size=pot_size).mean_budget
+        == PotConfig(pot_size=pot_size, policy="h2o").mean_budget
         == survivors
     )
     assert own() == own(catalyst="question") == asked
@@ -174,8 +173,32 @@ def test_defaults_follow_the_size_and_the_question(
     assert own(pool=13, pool_mode="max", recent=1) == (13, "max", 1)
     assert own(pool=13)[:2] == (13, "avg"), "not the kind of the wide window"
     assert own(pool_mode="trailing")[:2] == (7, "trailing")
-    assert own(**RECIPES["paper"])[::2] == (0, 0)
-    assert own(**RECIPES["facts"]) == (21, "avg", survivors // 12)
+    assert own(preset="paper")[::2] == (0, 0)
+    assert own(preset="facts") == (21, "avg", survivors // 12)
+
+
+def test_a_preset_is_a_set_of_options() -> None:
+    paper = PotConfig(preset="paper", pot_size=4096)
+    assert paper == PotConfig(pot_size=4096, distill_to=2048, novelty=0.5, pool=0, recent=0)
+    assert PotConfig(preset="paper").distill_to == 1024
+    assert PotConfig(pot_size=4096).replace(preset="paper") == paper
+    assert PotConfig(preset="paper", pot_size=4096, distill_to=3000, novelty=0.1).changed == {
+        "pot_size": 4096,
+        "distill_to": 3000,
+        "novelty": 0.1,
+        "pool": 0,
+        "recent": 0,
+    }
+    with pytest.raises(ValueError, match=r"unknown preset 'papr'; did you mean 'paper'\?"):
+        PotConfig(preset="papr")
+    with pytest.raises(
+        ValueError, match="unknown preset 'snapkv' .known: paper, facts.: it is a policy"
+    ):
+        PotConfig(preset="snapkv")
+    with pytest.raises(TypeError, match="policy 'snapkv' has no option 'novelty'"):
+        PotConfig(preset="paper", policy="snapkv")
+    with pytest.raises(TypeError, match="pot_size='4096' is not allowed"):
+        PotConfig(preset="paper", pot_size="4096")
 
 
 def test_layers_have_defaults_of_their_own_size() -> None:
@@ -261,7 +284,7 @@ def test_whole_prefill_as_published(policy: str) -> None:
             scores = F.max_pool1d(scores[None], 7, stride=1, padding=3)[0]
         chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : 30 - last]
         expected = [sorted([*head.tolist(), *range(98 - last, 98)]) for head in chosen]
-        assert generation.pot.described(layer)[0][0].tolist() == expected
+        assert generation.pot.described([layer])[0][0].tolist() == expected
     assert generation.pot.hidden is not None
     assert_close(
         "the question saw everything",

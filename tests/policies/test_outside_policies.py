@@ -107,9 +107,19 @@ def test_it_is_named_by_its_place(package: Path) -> None:
         ("strangers.nothing:Ruler", "cannot import strangers.nothing"),
         ("pathlib:Path", "pathlib:Path is not a subclass of infinipot.policies.Policy"),
         ("rulr", "unknown policy 'rulr'"),
+        ("snapkv(windw=1)", "policy 'snapkv' has no option 'windw' .its options: .*window"),
+        (
+            "strangers.rulers:Ruler(alpha=1",
+            r"the closing parenthesis is missing, so write 'strangers.rulers:Ruler\(alpha=1\)'",
+        ),
+        (
+            "snapkv:window=16",
+            r"options of one policy stand in parentheses, so write 'snapkv\(window=16\)'",
+        ),
     ):
         with pytest.raises(ValueError, match=why):
             policy_of(text)
+    assert policy_of("snapkv(window=16)") == POLICIES["snapkv"](window=16)
     for text in (
         SPEC,
         "strangers.rulers:Ruler",
@@ -268,6 +278,22 @@ def test_labels_are_split_outside_parentheses(package: Path) -> None:
     assert [one.config.pot_size for one in listed] == [64, 96, 64, 64]
     assert listed[1].options == {"pot_size": 96, "distill_to": 48, "marks": [1, 2], "sinks": 1}
     assert listed[2].options == {"pot_size": 64, "distill_to": 32, "alpha": 0.25, "sinks": 1}
+
+
+def test_errors_say_where_its_options_belong(package: Path, run: Any, tmp_path: Path) -> None:
+    prompt = ("generate", "smollm2", "-p", "Who?")
+    code, _, err = run(*prompt, "--policy", "strangers.rulers:Ruler", "--alpha", 0.3)
+    assert code == 2
+    assert "No such option: --alpha" in err
+    assert "in its parentheses: --policy 'strangers.rulers:Ruler(alpha=...)'" in err
+    assert "parentheses" not in run(*prompt, "--policy", "infinipot", "--alpha", 0.3)[2]
+    code, _, err = run(*prompt, "--policy", "strangers.rulers:Ruler(beta=0.3)")
+    assert code == 2
+    assert "policy 'Ruler' has no option 'beta' (its options: sinks, recent, alpha, marks)" in err
+    label = "full,strangers.rulers:Ruler(alpha=0.3"
+    code, _, err = run("needle", "smollm2", "--policy", label, "-o", tmp_path / "out")
+    assert code == 2
+    assert "closing parenthesis is missing, so write 'strangers.rulers:Ruler(alpha=0.3)'" in err
 
 
 def test_evaluations_run_with_it(package: Path, model: str, run: Any, tmp_path: Path) -> None:

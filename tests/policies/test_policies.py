@@ -131,6 +131,7 @@ def test_truncate_reads_what_longbench_would(length: int) -> None:
             list(session.stream_ids(question, max_tokens=answer, pick=greedy, stop_ids=set()))
             == stock.tolist()
         )
+    assert session.stats.tokens_read == len(cut), "what the model has read, and no more"
     assert session.stats.tokens_read + session.stats.tokens_skipped == length
     assert session.stats.peak_entries <= 64
 
@@ -139,6 +140,7 @@ def test_truncate_chats() -> None:
     session = Session(MODEL, make_tokenizer(), PotConfig(pot_size=200, policy="truncate"))
     for _ in range(10):
         session.chat("Tell me more about the keeper and the dog.", max_tokens=20)
+        assert session.stats.tokens_read <= 200
     assert session.stats.peak_entries <= 200
     with pytest.raises(ValueError, match="leaves no room"):
         session.ask("x" * 150, max_tokens=50)

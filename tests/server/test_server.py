@@ -13,7 +13,6 @@ import torch
 from live import CONFIG, Live, live, tiny
 
 from infinipot import PotConfig, Session
-from infinipot.config import RECIPES
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.model.runner import ModelRunner
 from infinipot.server.jobs.echo import RecordingRunner
@@ -296,7 +295,7 @@ def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
 
 
 def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:
-    base = PotConfig(pot_size=256, **RECIPES["facts"])
+    base = PotConfig(pot_size=256, preset="facts")
     other, plain, same = (
         config_of(PotOptions(**given), base)
         for given in ({"policy": "h2o"}, {"catalyst": "plain"}, {"pool": 5})

@@ -28,7 +28,7 @@ def assert_close(
 
 def kept(session: Session) -> list[list[list[int]]]:
     """Places in the text of the entries, by layer and KV head."""
-    return [session.pot.described(layer)[0][0].tolist() for layer in session.pot.bounded]
+    return [session.pot.described([layer])[0][0].tolist() for layer in session.pot.bounded]
 
 
 def greedy(logits: torch.Tensor) -> int:

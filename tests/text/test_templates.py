@@ -235,6 +235,59 @@ def test_a_text_in_pieces_and_the_question_about_it(name: str) -> None:
         dialogue.in_text, dialogue.answered = False, True
 
 
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""Where Qwen's tokenizer cuts texts into words."""
+
+
+def test_where_a_text_and_its_question_meet() -> None:
+    """Punctuation and newlines are one token in the whole conversation, and two in a pot, which reads the text before the question comes."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    specials = ["<|im_end|>", "<|im_start|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=specials, show_progress=False
+    )
+    inner.train_from_iterator([WORDS, "a\n\nb" * 100], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=specials[0])
+    tokenizer.chat_template = FORMS["ChatML"]["template"]
+    apart = tokenizer.encode(".") + tokenizer.encode("\n\n")
+    together = tokenizer.encode(".\n\n")
+    assert (len(apart), len(together)) == (2, 1)
+
+    def read(text: str) -> list[int]:
+        dialogue = Dialogue(tokenizer, None, True)
+        ids = dialogue.head()
+        lists, _ = parts(text, tokenizer, len(tokenizer), dialogue.place)
+        ids += [i for part in lists for i in part]
+        dialogue.in_text = True
+        return ids + dialogue.question("Which one?")
+
+    def asked(text: str) -> list[int]:
+        dialogue = Dialogue(tokenizer, None, True)
+        return dialogue.head() + dialogue.question(f"{text}\n\nWhich one?")
+
+    for text in ("It was the Aurora", "It was the Aurora in 1910", "It was the Aurora."):
+        expected = whole(tokenizer, None, [f"{text}\n\nWhich one?"])
+        assert_ids(tokenizer, asked(text), expected)
+        if text.endswith("."):
+            start = expected.index(together[0])
+            expected[start : start + 1] = apart
+        assert_ids(tokenizer, read(text), expected)
+
+
 @pytest.mark.parametrize(
     ("name", "end"),
     [

@@ -85,7 +85,7 @@ class KeptUnit:
     def run(self, replica: Replica) -> list[Record]:
         template = tasks()[self.row.task].chat
         config = self.method.config
-        longest_question = max(1, (config.pot_size - config.survivors) // 2)
+        longest_question = max(1, (config.pot_size - config.mean_budget) // 2)
         prompt = prompt_ids(replica.tokenizer, self.row, longest_question)
         unbounded = whole(replica, prompt, template)
         session = open_session(replica, config, template=template)

@@ -102,7 +102,7 @@ class RowUnit:
         config = self.method.config
         if not self.method.bounded:
             return config.pot_size
-        beside_survivors = (config.pot_size - config.survivors) // 2
+        beside_survivors = (config.pot_size - config.mean_budget) // 2
         in_half = config.pot_size // 2 - task.max_tokens - CLOSING
         return max(1, min(beside_survivors, in_half))
 

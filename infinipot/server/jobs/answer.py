@@ -134,7 +134,7 @@ class AnswerJob(Job):
         room = self.request.sampling.max_tokens
         if not self.request.reserve:
             room = max(room, self.config.pot_size)
-        self.generation = self.own_session.turn(
+        self.generation = self.own_session.generation(
             self.question, max_tokens=room, pick=self._pick, keep=True
         )
         self.generation.begin()

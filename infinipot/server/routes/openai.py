@@ -64,7 +64,7 @@ def model_card(service: Service) -> dict[str, Any]:
         "owned_by": "infinipot",
         "pot": {
             "size": config.pot_size,
-            "distill_to": config.survivors,
+            "distill_to": config.mean_budget,
             "policy": config.policy.name,
         },
     }

@@ -14,8 +14,8 @@ LOCK = ".lock"
 """The locked file. It is empty, and stays."""
 
 
-class Claim:
-    """Holds a folder until `end`, or until the process ends. shared: others may share it."""
+class FolderLock:
+    """Holds a folder until `release`, or until the process ends. shared: others may share it."""
 
     def __init__(self, folder: Path, shared: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ class Claim:
         try:
             fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            self.end()
+            self.release()
             raise ValueError(
                 f"another server uses the folder {folder}: "
                 "end it, give another --pot-dir, or serve replicas with --ray"
@@ -34,7 +34,7 @@ class Claim:
         except OSError:  # this file system has no locks
             pass
 
-    def end(self) -> None:
+    def release(self) -> None:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
