@@ -15,7 +15,7 @@ import sys
 import time
 
 from machine import keep
-from serving import TESTS
+from server_process import TESTS
 
 from infinipot import PotConfig, Session, load
 from infinipot.model.runner import ModelRunner

@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx2 as httpx
 import psutil
 from machine import keep
-from serving import TESTS, served, tiny
+from server_process import TESTS, served, tiny
 
 ALLOWED = {200, 201, 400, 401, 403, 404, 405, 409, 413, 429}
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}

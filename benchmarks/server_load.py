@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 import httpx2 as httpx
 import psutil
 from machine import keep
-from serving import served, tiny
+from server_process import served, tiny
 
 STORY = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. "
 TURNS = 3

@@ -30,7 +30,8 @@ class Flags:
     port: int
     api_key: str | None
     pot_dir: Path | None
-    max_sessions: int
+    max_sessions: int | None
+    memory_fraction: float | None
     queue: int
     max_body_mb: int
     max_tokens_limit: int
@@ -76,7 +77,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     from infinipot.config import Sampling
     from infinipot.server.settings import Settings
 
-    within("max-sessions", flags.max_sessions, 2)
+    check_memory(flags)
     within("queue", flags.queue, 1)
     within("max-tokens-limit", flags.max_tokens_limit, 1)
     config = options.config()
@@ -93,15 +94,34 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
             f"--max-tokens {sampling.max_tokens} is above --max-tokens-limit "
             f"{flags.max_tokens_limit}: lower one or raise the other"
         )
-    bounds = {
-        "max_sessions": flags.max_sessions,
+    bounds: dict[str, Any] = {
+        "as_many_as_fit": flags.max_sessions is None and flags.ray is None,
+        "memory_fraction": flags.memory_fraction,
         "queue": flags.queue,
         "most_tokens": flags.max_tokens_limit,
     }
+    if flags.max_sessions is not None:
+        bounds["max_sessions"] = flags.max_sessions
     shared = flags.ray is not None and flags.pot_dir is not None
     return Settings(
         config=config, sampling=sampling, pot_dir=flags.pot_dir, shared=shared, **bounds
     )
+
+
+def check_memory(flags: Flags) -> None:
+    from infinipot.checks import within
+
+    if flags.max_sessions is not None:
+        within("max-sessions", flags.max_sessions, 2)
+    if flags.memory_fraction is None:
+        return
+    if not 0 < flags.memory_fraction <= 1:
+        raise BadUse(
+            f"memory-fraction={flags.memory_fraction} is not allowed: "
+            "it must be above 0 and at most 1"
+        )
+    if flags.max_sessions is not None or flags.ray is not None:
+        raise BadUse("--memory-fraction does nothing with --max-sessions or --ray: leave it out")
 
 
 def make_folder(path: Path) -> None:
@@ -145,6 +165,8 @@ def starter(
 
     bounds = limits(flags)
     if flags.ray is None:
+        if not options.quiet:
+            bounds["notify"] = say
         service = Service(model, loader(options, model), settings, **bounds)
         return functools.partial(serve, service)
     where = cluster(options, flags)

@@ -56,9 +56,23 @@ def serve(
         ),
     ] = None,
     max_sessions: Annotated[
-        int,
-        typer.Option("--max-sessions", metavar="N", help="Pots in memory, including those in use."),
-    ] = 8,
+        int | None,
+        typer.Option(
+            "--max-sessions",
+            metavar="N",
+            help="Pots in memory, including those in use. "
+            "[default: as many as fit, at most 256; with --ray 8]",
+        ),
+    ] = None,
+    memory_fraction: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-fraction",
+            metavar="F",
+            help="Part of the free memory that pots may take, if --max-sessions is not given. "
+            "[default: 0.9 on a GPU, else 0.5]",
+        ),
+    ] = None,
     queue: Annotated[
         int, typer.Option("--queue", metavar="N", help="Requests that may wait; more are refused.")
     ] = 64,
@@ -126,6 +140,7 @@ def serve(
         api_key=api_key,
         pot_dir=pot_dir,
         max_sessions=max_sessions,
+        memory_fraction=memory_fraction,
         queue=queue,
         max_body_mb=max_body_mb,
         max_tokens_limit=max_tokens_limit,

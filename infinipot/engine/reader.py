@@ -69,7 +69,7 @@ class Reader:
         self.config = config.replace(chunk_tokens=chunk)
         self.policy = config.policy
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
-        self.pot = runner.new_pot(self._layout())
+        self.pot = runner.new_pot(layout_of(self.config, self.plan))
         self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
@@ -98,31 +98,6 @@ class Reader:
         if self.plan.undecided and not self.pot.distillations:
             return None
         return self.plan
-
-    def _layout(self) -> Layout:
-        config = self.config
-        plan = self.plan
-        policy = self.policy
-        attention_stats = None
-        if LATE & plan.needs:
-            window = 0
-            if "newest" in plan.needs:
-                window = plan.window
-            attention_stats = AttentionStats("received" in plan.needs, window)
-        layout = Layout(
-            size=None,
-            reset=config.context_reset,
-            kind=config.pot_dtype,
-            attention_stats=attention_stats,
-            distils=policy.bounded,
-            scores="novelty" in plan.needs,
-        )
-        if policy.grouped:
-            return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
-        if plan.whole or not policy.bounded:
-            return layout
-        sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
-        return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)
 
     def tensor(self, ids: list[int]) -> Tensor:
         return on_device([ids], self.runner.device)
@@ -273,3 +248,28 @@ class Reader:
         if self.last_catalyst is self.pot.newest:
             twin.last_catalyst = twin.pot.newest
         return twin
+
+
+def layout_of(config: PotConfig, plan: Plan) -> Layout:
+    """The shape of a pot with this config and plan."""
+    policy = config.policy
+    attention_stats = None
+    if LATE & plan.needs:
+        window = 0
+        if "newest" in plan.needs:
+            window = plan.window
+        attention_stats = AttentionStats("received" in plan.needs, window)
+    layout = Layout(
+        size=None,
+        reset=config.context_reset,
+        kind=config.pot_dtype,
+        attention_stats=attention_stats,
+        distils=policy.bounded,
+        scores="novelty" in plan.needs,
+    )
+    if policy.grouped:
+        return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
+    if plan.whole or not policy.bounded:
+        return layout
+    sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
+    return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)

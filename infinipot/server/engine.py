@@ -215,20 +215,29 @@ class Engine:
         generations = [job.generation for job in piece.answers if job.generation is not None]
         with spare_core(self.runner.device):
             results = step(generations)
+        now = time.perf_counter()
         for job, result in zip(piece.answers, results, strict=True):
-            self._take(job, result)
+            self._take(job, result, now)
 
-    def _take(self, job: Job, result: StepResult) -> None:
+    def _take(self, job: Job, result: StepResult, now: float) -> None:
+        """Give a job its token. now: when it came, of time.perf_counter."""
         before = job.tokens_generated
         try:
             if isinstance(result, Exception):
                 raise result
             job.take(result)
-            self.metrics.generated.inc(job.tokens_generated - before)
+            if job.tokens_generated > before:
+                self._count_token(job, now)
         except Exception as problem:
             self.scheduler.fail(job, problem)
         if job.ended:
             self.scheduler.finish(job)
+
+    def _count_token(self, job: Job, now: float) -> None:
+        self.metrics.generated.inc()
+        if job.last_token_s:
+            self.metrics.inter_token_s.observe(now - job.last_token_s)
+        job.last_token_s = now
 
     def _count(self, idle: bool) -> None:
         """Update the gauges."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-WAITS_S = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300)
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 100, 300)
+INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
 
 class Metrics:
@@ -30,7 +31,13 @@ class Metrics:
         self.bytes = Gauge("infinipot_pot_bytes", "Bytes of all pots in memory.", registry=own)
         self.first_token_s = Histogram(
             "infinipot_first_token_seconds",
-            "From request to first token.",
+            "From request to first text, of streamed answers.",
             registry=own,
-            buckets=WAITS_S,
+            buckets=FIRST_TOKEN_S,
+        )
+        self.inter_token_s = Histogram(
+            "infinipot_inter_token_seconds",
+            "Between two tokens of an answer.",
+            registry=own,
+            buckets=INTER_TOKEN_S,
         )

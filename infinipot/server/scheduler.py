@@ -180,6 +180,7 @@ class Scheduler:
                 return
             self._waiting.popleft()
             self._running.append(job)
+            self.metrics.cached.inc(job.tokens_cached)
             self._timer.admitted(job)
 
     def _admit(self, job: Job) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
@@ -19,6 +19,9 @@ from infinipot.server.hosts import Hosts
 from infinipot.server.metrics import Metrics
 from infinipot.server.named_pots import NamedPots
 from infinipot.server.settings import Settings
+
+if TYPE_CHECKING:
+    from infinipot.model.runner import ModelRunner
 
 log = logging.getLogger("infinipot")
 STOPPING_S = 0.5
@@ -51,9 +54,10 @@ class Service:
         model: str,
         load: Callable[[], tuple[Any, Any]],
         settings: Settings,
+        notify: Callable[[str], None] = lambda text: None,
         **access: Any,
     ) -> None:
-        """access: fields of Access."""
+        """notify: gets lines for the person who started the server. access: fields of Access."""
         path = Path(model)
         if path.suffix == ".gguf":
             self.name = path.stem
@@ -71,6 +75,7 @@ class Service:
         """Requests whose texts are being tokenized."""
         self._failure: Exception | None = None
         self._load = load
+        self._notify = notify
         self._engine: Engine | None = None
         self._pots: NamedPots | None = None
         self._folder_lock: FolderLock | None = None
@@ -85,12 +90,25 @@ class Service:
             if self.settings.pot_dir is not None:
                 self._folder_lock = FolderLock(self.settings.pot_dir, self.settings.shared)
             model, tokenizer = self._load()
-            engine = Engine(ModelRunner(model), tokenizer, self.settings, self.metrics)
+            runner = ModelRunner(model)
+            if self.settings.as_many_as_fit:
+                self._fit(runner)
+            engine = Engine(runner, tokenizer, self.settings, self.metrics)
             engine.start()
             self._pots = NamedPots(engine.scheduler)
             self._engine = engine
         except Exception as problem:
             self._failure = problem
+
+    def _fit(self, runner: ModelRunner) -> None:
+        """Let as many pots into memory as fit."""
+        from infinipot.server.memory import pot_bytes, sessions_that_fit
+
+        config = self.settings.config
+        count = sessions_that_fit(runner, config, self.settings.memory_fraction)
+        self.settings = replace(self.settings, max_sessions=count)
+        size = pot_bytes(runner, config) / 1e6
+        self._notify(f"{count} sessions fit into memory, of {size:,.1f} MB each")
 
     @property
     def failure(self) -> Exception | None:

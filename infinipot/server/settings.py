@@ -16,6 +16,10 @@ class Settings:
     sampling: Sampling = field(default_factory=Sampling)
     max_sessions: int = 8
     """Pots in memory, including those in use."""
+    as_many_as_fit: bool = False
+    """Whether the free memory decides on max_sessions, once the model is loaded."""
+    memory_fraction: float | None = None
+    """Part of the free memory that pots may take then; None: by the kind of device."""
     queue: int = 64
     """Prompts that may wait for a place. One request may hold several."""
     most_tokens: int = 1 << 17

@@ -547,12 +547,10 @@ def test_what_an_entry_is_worth_does_not_depend_on_the_survivors() -> None:
                 PotConfig(pot_size=48, distill_to=20, novelty=0.0, score_memory=memory, pool=0),
             )
             session.append(random_ids(43, seed=seed) + fresh, question=CATALYST)
-            look, alone = session._reader.distiller.watcher.look(torch.tensor([CATALYST]))
-            found.append(
-                observe(session.runner, session.pot, torch.tensor([CATALYST]), look, alone)[0][
-                    ..., -23:
-                ]
-            )
+            catalyst = torch.tensor([CATALYST])
+            look = session._reader.distiller.watcher.look(catalyst)
+            received = observe(session.runner, session.pot, catalyst, look, look.alone)
+            found.append(received[0][..., -23:])
         judged[memory] = float((found[0] - found[1]).abs().max() / found[0].abs().max())
     assert judged["once"] < 1e-5
     assert judged[None] > 1e-3

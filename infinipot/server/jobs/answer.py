@@ -112,6 +112,10 @@ class AnswerJob(Job):
         self.question = text + self.question
         return []
 
+    @property
+    def tokens_cached(self) -> int:
+        return self.pot_tokens + self.cached_tokens
+
     # ---------------------------------------------------------------- reading and answering
 
     @property
@@ -175,12 +179,11 @@ class AnswerJob(Job):
     def usage(self) -> dict[str, object]:
         """Token counts as OpenAI reports them. Tokens that a pot had read before are `cached`."""
         prompt = self.pot_tokens + len(self.prompt.ids)
-        cached = self.pot_tokens + self.cached_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": len(self.answer_ids),
             "total_tokens": prompt + len(self.answer_ids),
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": self.tokens_cached},
             "pot": pot_of(self.own_session),
         }
 

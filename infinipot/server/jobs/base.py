@@ -48,6 +48,8 @@ class Job:
         """When it last read, or was admitted."""
         self.tokens_read = 0
         self.tokens_generated = 0
+        self.last_token_s = 0.0
+        """When its newest token came, of time.perf_counter; 0 before the first."""
         self.skipped_files: set[Path] = set()
         """Files that could not be read just now. This job goes on without them."""
 
@@ -55,6 +57,11 @@ class Job:
     def own_session(self) -> Session:
         assert self.session is not None
         return self.session
+
+    @property
+    def tokens_cached(self) -> int:
+        """Tokens before the answer that its pot had read when the job began."""
+        return 0
 
     @property
     def readable(self) -> bool:
