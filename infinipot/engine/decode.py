@@ -15,10 +15,11 @@ from infinipot.cache.pot import Mark, Pot
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import take
 from infinipot.engine.reader import LATE, Reader
+from infinipot.engine.sampling import Sampler, sample
 from infinipot.machine import on_device
 
 Pick = Callable[[Tensor], int]
-"""Next-token logits [1, V] float32 -> token id."""
+"""Next-token logits [1, V] float32 -> token id. A `Sampler` picks for many generations at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +129,14 @@ class Generation:
         """Whether the newest token must be read. The last token is read only if it stays."""
         return self.grows or len(self.tokens) < self.options.max_tokens
 
-    def next(self, logits: Tensor) -> int | None:
-        """Pick the next token from logits [1, V] float32. None: the answer has ended."""
-        if len(self.tokens) == self.options.max_tokens:
-            return None
-        token = self.options.pick(logits)
-        if token in self.options.stop_ids:
+    @property
+    def complete(self) -> bool:
+        """Whether it has all its tokens."""
+        return len(self.tokens) == self.options.max_tokens
+
+    def accept(self, token: int) -> int | None:
+        """Take the token that was picked. Returns None if the answer ends before it."""
+        if self.complete or token in self.options.stop_ids:
             return None
         self.tokens.append(token)
         return token
@@ -178,6 +181,24 @@ def predict(generations: Sequence[Generation]) -> Tensor:
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
+def pick(generations: Sequence[Generation], logits: Tensor) -> list[int]:
+    """The next token of each generation, from logits [B, V] float32: one operation on the device and
+    one copy for all that use a `Sampler`. Raises ValueError for logits that are not numbers."""
+    picks = [generation.options.pick for generation in generations]
+    samplers = [one for one in picks if isinstance(one, Sampler)]
+    if len(samplers) < len(picks):
+        return [int(one(row)) for one, row in zip(picks, logits.split(1), strict=True)]
+    ids = sample(samplers, logits)
+    invalid = logits.amax(dim=-1).isnan()
+    tokens: list[int] = torch.where(invalid, -1, ids).tolist()
+    if -1 in tokens:
+        raise ValueError(
+            "the model's logits are not numbers: its weights are damaged, or its dtype cannot hold "
+            "its activations (try bfloat16 or float32)"
+        )
+    return tokens
+
+
 def advance(generations: Sequence[Generation]) -> None:
     """Read the newest token of each generation into its own pot, in one forward pass. Full pots are
     distilled first."""
@@ -212,16 +233,18 @@ def together(
             generation.begin()
         while live:
             tokens = []
-            running = list(live.items())
-            logits = predict(list(live.values())).split(1)
-            for (number, generation), row in zip(running, logits, strict=True):
-                token = generation.next(row)
+            running = list(live.values())
+            picked = pick(running, predict(running))
+            for (number, generation), choice in zip([*live.items()], picked, strict=True):
+                token = generation.accept(choice)
                 if token is None:
                     live.pop(number).end()
                 else:
                     tokens.append((number, token))
             advance([generations[number] for number, _ in tokens if generations[number].reads])
             yield tokens
+            for number in [number for number, generation in live.items() if generation.complete]:
+                live.pop(number).end()
     finally:
         for generation in live.values():
             generation.end()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Choice, Pot
-from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.observe import ByLayer, Suffix, Watcher, watching
+from infinipot.engine.cuda_graphs import SHORT, graph_cache
+from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import Observation
@@ -30,9 +30,7 @@ def read(
         look = suffix.look
         ids = torch.cat((ids, suffix.ids), dim=1)
     scores: ByLayer = {}
-    output = None
-    if len(pots) == 1 and not (look and look.once):
-        output = graph_cache(runner).chunk(pots[0], ids, look, watched=True)
+    output = recorded(runner, pots, ids, look)
     if output is not None:
         hidden, scores = output
     elif look is None:
@@ -45,6 +43,21 @@ def read(
     pots[0].advance(-count)
     entries = pots[0].length
     return hidden[:, :-count], {number: x[..., :entries] for number, x in scores.items()}
+
+
+def recorded(
+    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, look: CatalystLook | None
+) -> tuple[Tensor, ByLayer] | None:
+    """The same by a recording: short texts as rows of a step, others as chunks. None, and nothing is
+    read, if there is none."""
+    graphs = graph_cache(runner)
+    batch, count = ids.shape
+    if look is None and ids.numel() <= SHORT:
+        step = graphs.step(pots, [count] * batch, ids.reshape(-1, 1), watched=True)
+        return step and (step[0].view(batch, count, -1), {})
+    if batch > 1 or (look is not None and look.once):
+        return None
+    return graphs.chunk(pots[0], ids, look, watched=True)
 
 
 MOST_UNSCORED = 1 << 14

@@ -17,6 +17,8 @@ ROWS = 512
 """Most rows of a catalyst for `catalyst_scores`."""
 SLOTS = 32768
 """Most slots for `choose_indices`."""
+BUSY = 2
+"""Tiles of rows that most catalysts fill, of those that a recording provides."""
 PROGRAMS = 512
 """Programs that fill a device."""
 
@@ -112,7 +114,10 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring, count: Tensor | 
     rows = group * most
     layout = _layout(query, scoring, rows)
     tiles = -(-rows // layout[0])
-    share, parts = _shares(-(-entries // layout[1]), heads * tiles)
+    busy = tiles
+    if count is not None:  # programs of rows that do not count end at once
+        busy = min(tiles, BUSY)
+    share, parts = _shares(-(-entries // layout[1]), heads * busy)
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
     with on(query):
         distill_kernels.catalyst_part[(tiles, heads, parts)](

@@ -14,6 +14,12 @@ import triton.language as tl
 
 
 @triton.jit
+def aligned(place, kind: tl.constexpr):
+    """The address in `place`. torch aligns memory, so that several elements are moved at once."""
+    return tl.multiple_of(tl.load(place).to(kind), 16)
+
+
+@triton.jit
 def append(
     key,
     value,
@@ -38,9 +44,9 @@ def append(
     live = slot >= 0
     k = tl.load(key + row * kb + head * kh + j, mask=j < width)
     v = tl.load(value + row * vb + head * vh + j, mask=j < value_width)
-    tl.store(tl.load(places + row).to(kind) + entry * width + j, k, mask=live & (j < width))
+    tl.store(aligned(places + row, kind) + entry * width + j, k, mask=live & (j < width))
     tl.store(
-        tl.load(places + rows + row).to(kind) + entry * value_width + j,
+        aligned(places + rows + row, kind) + entry * value_width + j,
         v,
         mask=live & (j < value_width),
     )
@@ -95,8 +101,8 @@ def attend_part(
     kind = tl.pointer_type(element)
     slot = tl.load(slots + row)
     size = tl.load(places + 2 * rows + row)
-    keys = tl.load(places + row).to(kind) + head * size * width
-    values = tl.load(places + rows + row).to(kind) + head * size * value_width
+    keys = aligned(places + row, kind) + head * size * width
+    values = aligned(places + rows + row, kind) + head * size * value_width
     g = tl.arange(0, tile)
     j = tl.arange(0, wide_half)
     r = tl.arange(0, wide_rest)
@@ -235,10 +241,10 @@ def store(
     far = n[:, None].to(tl.int64)
     inside = (n < count)[:, None] & (j < width)[None, :]
     k = tl.load(key + head * kh + far * kn + j[None, :], mask=inside)
-    tl.store(tl.load(places).to(kind) + entry * width + j[None, :], k, mask=inside)
+    tl.store(aligned(places, kind) + entry * width + j[None, :], k, mask=inside)
     inside = (n < count)[:, None] & (j < value_width)[None, :]
     v = tl.load(value + head * vh + far * vn + j[None, :], mask=inside)
-    tl.store(tl.load(places + 1).to(kind) + entry * value_width + j[None, :], v, mask=inside)
+    tl.store(aligned(places + 1, kind) + entry * value_width + j[None, :], v, mask=inside)
 
 
 @triton.jit
@@ -270,7 +276,7 @@ def fetch(
     entry = (head * size + n)[:, None]
     target = (head * count + n)[:, None].to(tl.int64)
     taken = (n < count)[:, None]
-    raw = tl.load(places).to(kind)
+    raw = aligned(places, kind)
     if half > 0:
         j = tl.arange(0, wide_half)
         inside = taken & (j < half)[None, :]
@@ -289,5 +295,5 @@ def fetch(
         tl.store(keys + target * width + 2 * half + r[None, :], k, mask=inside)
     d = tl.arange(0, wide_value)
     inside = taken & (d < value_width)[None, :]
-    v = tl.load(tl.load(places + 1).to(kind) + entry * value_width + d[None, :], mask=inside)
+    v = tl.load(aligned(places + 1, kind) + entry * value_width + d[None, :], mask=inside)
     tl.store(values + target * value_width + d[None, :], v, mask=inside)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.engine.decode import Generation, advance, predict
+from infinipot.engine.decode import Generation, advance, pick, predict
 
 StepResult = int | Exception | None
 """A token id; the exception, if the answer failed; None if the answer has ended."""
@@ -62,15 +62,10 @@ def _advance(generations: Sequence[Generation]) -> dict[int, Exception]:
 
 def _next_tokens(generations: Sequence[Generation]) -> list[StepResult]:
     try:
-        rows = predict(generations).split(1)
+        tokens = pick(generations, predict(generations))
     except Exception as problem:
         if len(generations) == 1:
             return [problem]
         return [_next_tokens([generation])[0] for generation in generations]
-    results: list[StepResult] = []
-    for generation, logits in zip(generations, rows, strict=True):
-        try:
-            results.append(generation.next(logits))
-        except Exception as problem:
-            results.append(problem)
-    return results
+    pairs = zip(generations, tokens, strict=True)
+    return [generation.accept(token) for generation, token in pairs]

@@ -48,7 +48,8 @@ def scored(
     assert not got[..., -rows:].any()
     longer = torch.cat((torch.ones_like(query[:, :, :9]), query), dim=2)
     count = torch.tensor(rows, device=query.device)
-    assert torch.equal(distill.catalyst_scores(longer, key, scoring, how, count), got)
+    counted = distill.catalyst_scores(longer, key, scoring, how, count)
+    assert_close("counted", counted, got, tolerance=1e-5)
     return got[..., :-rows]
 
 
@@ -116,7 +117,7 @@ def test_what_scores_support() -> None:
 
     assert supported(4, 20, 64)
     assert supported(32, 512, 16)
-    assert not supported(34, 20, 64)
+    assert supported(34, 20, 64)
     assert not supported(3, 20, 64)
     assert not supported(4, 513, 64)
     assert not supported(4, 20, 80)

@@ -51,7 +51,7 @@ def test_a_request_that_fails_counts_what_its_pot_had_read(
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "turn", broken)
+        patch.setattr(Session, "generation", broken)
         with pytest.raises(openai.InternalServerError):
             cached(server, LONG, answer, "And when?")
     failed = server.gauge(CACHED)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Mark
 from infinipot.config import PotConfig, Sampling
+from infinipot.engine.decode import Pick
 from infinipot.engine.sampling import Sampler
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
 from infinipot.server.jobs.base import Job
@@ -55,7 +56,6 @@ class AnswerJob(Job):
         """Tokens that the named pot has read."""
         self.cached_tokens = 0
         """Tokens of the prompt that the conversation's pot has read."""
-        self.sampler = Sampler(question.sampling)
         self.pieces = Pieces(prompts.tokenizer, question.sampling.stop)
         self.answer_ids: list[int] = []
         self.text = ""
@@ -139,19 +139,26 @@ class AnswerJob(Job):
         if not self.request.reserve:
             room = max(room, self.config.pot_size)
         self.generation = self.own_session.generation(
-            self.question, max_tokens=room, pick=self._pick, keep=True
+            self.question, max_tokens=room, pick=self._pick(), keep=True
         )
         self.generation.begin()
+        self._mark = self.own_session.pot.mark()
         self.tokens_read += len(self.question or ())
 
-    def _pick(self, logits: Tensor) -> int:
-        if self._mark is None:
-            self._mark = self.own_session.pot.mark()
-        token = self.sampler(logits)
-        if self.request.top is not None:
-            logprobs = logits[0].float().log_softmax(dim=-1)
-            self.likely.append(likely(logprobs, token, self.request.top))
-        return token
+    def _pick(self) -> Pick:
+        """How tokens are picked: together with those of other answers, unless probabilities must be
+        reported."""
+        sampler = Sampler(self.request.sampling)
+        top = self.request.top
+        if top is None:
+            return sampler
+
+        def pick(logits: Tensor) -> int:
+            token = sampler(logits)
+            self.likely.append(likely(logits[0].log_softmax(dim=-1), token, top))
+            return token
+
+        return pick
 
     def take(self, token: int | None) -> None:
         """Take the answer's next token; None: the answer has ended."""
