@@ -32,6 +32,7 @@ class Flags:
     pot_dir: Path | None
     max_sessions: int | None
     memory_fraction: float | None
+    max_stall_ms: float
     queue: int
     max_body_mb: int
     max_tokens_limit: int
@@ -79,6 +80,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
 
     check_memory(flags)
     within("queue", flags.queue, 1)
+    within("max-stall-ms", flags.max_stall_ms, 1)
     within("max-tokens-limit", flags.max_tokens_limit, 1)
     config = options.config()
     if config.policy.cuts:
@@ -98,6 +100,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
         "as_many_as_fit": flags.max_sessions is None and flags.ray is None,
         "memory_fraction": flags.memory_fraction,
         "queue": flags.queue,
+        "max_stall_s": flags.max_stall_ms / 1000,
         "most_tokens": flags.max_tokens_limit,
     }
     if flags.max_sessions is not None:
@@ -221,11 +224,8 @@ def loader(options: CommandOptions, model: str) -> Callable[[], tuple[Any, Any]]
         if not options["debug"]:
             silence(options.quiet)
         try:
-            loaded = load(model, **options.loading)
+            return load(model, **options.loading)
         except OSError as problem:
             raise BadUse(str(problem)) from problem
-        if not options.quiet:
-            say(f"{model} is ready")
-        return loaded
 
     return load

@@ -73,6 +73,14 @@ def serve(
             "[default: 0.9 on a GPU, else 0.5]",
         ),
     ] = None,
+    max_stall_ms: Annotated[
+        float,
+        typer.Option(
+            "--max-stall-ms",
+            metavar="MS",
+            help="Most time for reading other texts between two tokens of an answer.",
+        ),
+    ] = 250,
     queue: Annotated[
         int, typer.Option("--queue", metavar="N", help="Requests that may wait; more are refused.")
     ] = 64,
@@ -141,6 +149,7 @@ def serve(
         pot_dir=pot_dir,
         max_sessions=max_sessions,
         memory_fraction=memory_fraction,
+        max_stall_ms=max_stall_ms,
         queue=queue,
         max_body_mb=max_body_mb,
         max_tokens_limit=max_tokens_limit,

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.model.runner import ModelRunner
@@ -60,7 +61,8 @@ class Engine:
         loader = PotLoader(runner, tokenizer, settings.config, origin(runner.model, tokenizer))
         self.files = PotFiles(self.store, self.disk, loader, metrics)
         on_cpu = runner.device.type == "cpu"
-        self.timer = SliceTimer(CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
+        chunk_tokens = CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS
+        self.timer = SliceTimer(chunk_tokens, settings.max_stall_s)
         self.scheduler = Scheduler(settings, self.files, self.timer, self._new_session)
         self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()
@@ -205,6 +207,8 @@ class Engine:
         except Exception as problem:
             self.scheduler.fail(job, problem)
         tokens = job.tokens_read - before
+        if self.runner.device.type == "cuda":  # its time is measured, and others wait for it
+            torch.cuda.synchronize(self.runner.device)
         self.metrics.read.inc(tokens)
         if job.ended:
             self.scheduler.finish(job)

@@ -85,6 +85,7 @@ class Service:
     def start(self) -> None:
         """Load the model and start the engine. An exception is kept in `failure`."""
         from infinipot.model.runner import ModelRunner
+        from infinipot.server.warm_up import warm_up
 
         try:
             if self.settings.pot_dir is not None:
@@ -93,10 +94,12 @@ class Service:
             runner = ModelRunner(model)
             if self.settings.as_many_as_fit:
                 self._fit(runner)
+            warm_up(runner, self.settings)
             engine = Engine(runner, tokenizer, self.settings, self.metrics)
             engine.start()
             self._pots = NamedPots(engine.scheduler)
             self._engine = engine
+            self._notify(f"{self.name} is ready")
         except Exception as problem:
             self._failure = problem
 

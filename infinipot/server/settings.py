@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infinipot.config import PotConfig, Sampling
+from infinipot.server.slices import MAX_STALL_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class Settings:
     """Whether the free memory decides on max_sessions, once the model is loaded."""
     memory_fraction: float | None = None
     """Part of the free memory that pots may take then; None: by the kind of device."""
+    max_stall_s: float = MAX_STALL_S
+    """Most seconds of reading between two tokens of an answer."""
     queue: int = 64
     """Prompts that may wait for a place. One request may hold several."""
     most_tokens: int = 1 << 17

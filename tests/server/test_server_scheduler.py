@@ -35,18 +35,40 @@ def timer_of(tokens_per_s: float) -> SliceTimer:
     return timer
 
 
-def test_answers_come_first_and_share_the_time() -> None:
-    timer = timer_of(1000)
-    jobs = [reader(10_000), answer()]
+@pytest.mark.parametrize(
+    ("readers", "step_s", "pause_s"),
+    [(1, 0.1, 0.15), (1, 0.4, 0.25), (4, 0.05, 0.225), (60, 0.01, 0.25)],
+)
+def test_reading_between_two_steps_is_limited(readers: int, step_s: float, pause_s: float) -> None:
+    """By the time of a step and the number of readers, and in any case. Readings end early rather than late."""
+    timer = timer_of(10_000)
+    jobs = [*(reader(10_000) for _ in range(readers)), answer()]
     turns = ""
-    for _ in range(40):
+    read_s = 0.0
+    for _ in range(300):
         piece = timer.choose(jobs)
         assert piece is not None
-        length_s = 0.15 if piece.reader else 0.05
         turns += "R" if piece.reader else "A"
-        timer.record(piece, time.perf_counter() - length_s, 0)
+        if piece.reader is None:
+            assert turns[:-1].endswith("A") or read_s >= 0.5 * pause_s or turns == "A"
+            read_s = 0.0
+        length_s = piece.max_tokens / 10_000 if piece.reader else step_s
+        read_s += length_s if piece.reader else 0.0
+        assert read_s <= pause_s + 0.001
+        timer.record(piece, time.perf_counter() - length_s, piece.max_tokens)
     assert turns.startswith("AR")
-    assert turns.count("A") == pytest.approx(3 * turns.count("R"), abs=3)
+    assert "AA" not in turns
+
+
+def test_many_short_readings_fit_between_two_steps() -> None:
+    timer = timer_of(10_000)
+    timer._step_s = 0.02
+    jobs = [*(reader(30) for _ in range(40)), answer()]
+    for _ in range(20):
+        piece = timer.choose(jobs)
+        assert piece is not None
+        assert piece.reader in jobs
+        timer.record(piece, time.perf_counter() - 0.003, 30)
 
 
 def test_answers_that_nobody_fetches_do_not_block_reading() -> None:
@@ -69,7 +91,7 @@ def test_the_shortest_reading_comes_first_unless_another_has_waited() -> None:
 
 @pytest.mark.parametrize(
     ("tokens_per_s", "alone", "shared"),
-    [(10_000, CHUNK, CHUNK), (500, 384, 96), (10, LEAST_TOKENS, LEAST_TOKENS)],
+    [(10_000, CHUNK, CHUNK), (500, 256, 64), (10, LEAST_TOKENS, LEAST_TOKENS)],
 )
 def test_slices_are_sized_by_speed(tokens_per_s: float, alone: int, shared: int) -> None:
     timer = timer_of(tokens_per_s)
