@@ -49,7 +49,7 @@ def qwen():
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory):
     """A random model in a folder, as the evaluation names it."""
-    from test_cli import save_tiny
+    from commands import save_tiny
 
     from infinipot.eval.runner import Model
 

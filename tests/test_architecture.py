@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "infinipot"
+from modules import MODULES, PACKAGE
+
 LAYERS = """
 checks compat kernels catalysts optional machine
 scoring text
@@ -21,15 +22,6 @@ server eval bench
 cli
 """
 """A line imports from those above it, and within itself."""
-
-
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
-        ".__init__"
-    )
-
-
-MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
 
 
 def imports(path: Path) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CATALYST, assert_close, greedy, kept, random_ids
+from helpers import CATALYST, CHANGES, assert_close, greedy, kept, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, compat, generate
@@ -135,22 +135,6 @@ def test_options_that_do_not_exist_are_refused() -> None:
     model = make_tiny("llama")
     with pytest.raises(ValueError, match="potsize"):
         model.generate(torch.tensor([[1, 2]]), custom_generate=generate, potsize=64)
-
-
-CHANGES: dict[str, Any] = {
-    "distill_to": 20,
-    "novelty": 0.0,
-    "policy": "streaming",
-    "sinks": 6,
-    "recent": 6,
-    "pool": 5,
-    "gqa": "max",
-    "shared_heads": True,
-    "score_memory": 1.0,
-    "layer_budget": (3.0, 2.0, 1.0),
-    "pot_dtype": "int8",
-    "context_reset": False,
-}
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 import torch
-from families import FAMILIES, build
+from counter import Counter
+from families import FAMILIES, build, runner
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
-from test_families import Counter, runner
 
 from infinipot import PotConfig, Session, generate
 from infinipot.policies import POLICIES

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from families import runner
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from naive_methods import Methods
 from reference import rope
-from test_families import runner
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session

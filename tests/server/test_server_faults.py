@@ -268,7 +268,7 @@ def test_ports_and_models_that_cannot_be_used(
 def test_a_process_serves_and_stops(tmp_path: Path) -> None:
     """The command line in a process of its own. SIGTERM writes the conversations, refuses the running
     requests, and ends it."""
-    from test_cli import save_tiny
+    from commands import save_tiny
 
     save_tiny(tmp_path / "tiny")
     environment = {
