@@ -11,7 +11,11 @@ torch.set_num_threads(1)  # tiny models: threads would only wait for each other
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow tests unless they are asked for, and say why."""
+    """Tests with the embedded model come first: one process loads it, and none ends with them.
+
+    Leaves out the slow tests unless they are asked for, and says why.
+    """
+    items.sort(key=lambda item: "smollm2" not in getattr(item, "fixturenames", ()))
     if config.getoption("-m"):
         return
     slow = pytest.mark.skip(
@@ -32,6 +36,18 @@ def smollm2():
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     return load("smollm2", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer():
+    """Without the model, which takes long."""
+    from infinipot.model.gguf import gguf_tokenizer
+    from infinipot.model.load import embedded
+
+    try:
+        return gguf_tokenizer(embedded())
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

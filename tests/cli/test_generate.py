@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from commands import POT, TEXT, Terminal, one_line, process
+from gguf_files import byte_level
 
 
 def test_stdout_is_the_answer_and_nothing_else(run: Any, model: str, book: str) -> None:
@@ -183,24 +184,11 @@ def test_ctrl_c_while_starting(model: str) -> None:
 
 
 def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> None:
-    """The embedded model has a bar for its weights, which other libraries draw."""
-    from infinipot.model.load import embedded
-
-    try:
-        embedded()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
+    """Models from GGUF files have a bar for their weights, which other libraries draw."""
+    file = byte_level(tmp_path / "m.gguf", tensors=True)
+    ask = ["generate", str(file), "-p", "Hello", "--raw", "--max-tokens", "2"]
     (tmp_path / "c.yaml").write_text("quiet: true\n")
-    terminal = Terminal(
-        "generate",
-        "smollm2",
-        "-p",
-        "Hello",
-        "--max-tokens",
-        "2",
-        "--config",
-        str(tmp_path / "c.yaml"),
-    )
+    terminal = Terminal(*ask, "--config", str(tmp_path / "c.yaml"))
     code, out = terminal.close()
     assert (code, terminal.shown) == (0, "")
     assert out.strip()
