@@ -107,7 +107,7 @@ KINDS = {
 }
 """One family of each kind of layers: by windows, states and rotation; those with windows or states also by class.
 
-What a policy has to do with a batch is the cache's, which knows no more of a model; `test_families.py` has every family in a batch.
+What a policy does to a batch depends on no more of a model; `test_families.py` has every family in a batch.
 """
 
 
