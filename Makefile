@@ -12,7 +12,7 @@ demo: $(VENV)/ready
 	@$(BIN)/python demo/demo.py
 
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # weights in eight bits: torchao prints warnings of its own into every program, so it is not there for the others
 quantised: $(VENV)/ready

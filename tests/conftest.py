@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ torch.set_num_threads(1)  # tiny models: threads would only wait for each other
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the slow tests unless they are asked for, and say why."""
+    """Tests with the embedded model come first: one process loads it, and none ends with them.
+
+    Leaves out the slow tests unless they are asked for, and says why.
+    """
+    items.sort(key=lambda item: "smollm2" not in getattr(item, "fixturenames", ()))
     if config.getoption("-m"):
         return
     slow = pytest.mark.skip(
@@ -25,13 +30,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def smollm2():
     """The embedded model and its tokenizer, float32 on the CPU."""
+    import gguf
+
     from infinipot.model.load import embedded, load
 
     try:
         embedded()
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
-    return load("smollm2", device="cpu", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:  # transformers makes the same table for each module
+        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
+        return load("smollm2", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def smollm2_tokenizer():
+    """Without the model, which takes long."""
+    from infinipot.model.gguf import gguf_tokenizer
+    from infinipot.model.load import embedded
+
+    try:
+        return gguf_tokenizer(embedded())
+    except FileNotFoundError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +70,7 @@ def qwen():
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory):
     """A random model in a folder, as the evaluation names it."""
-    from test_cli import save_tiny
+    from commands import save_tiny
 
     from infinipot.eval.runner import Model
 

@@ -6,9 +6,11 @@ import ast
 import graphlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "infinipot"
+from modules import MODULES, PACKAGE
+
 LAYERS = """
 checks compat kernels catalysts optional machine
 scoring text
@@ -23,19 +25,17 @@ cli
 """A line imports from those above it, and within itself."""
 
 
-def module_of(path: Path) -> str:
-    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
-        ".__init__"
-    )
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """All of a file's syntax."""
+    return tuple(ast.walk(ast.parse(path.read_text())))
 
 
-MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
-
-
+@cache
 def imports(path: Path) -> set[str]:
     """Modules of this package that a file imports: anywhere in it, for type checkers, too."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "infinipot":
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -78,11 +78,12 @@ FOREIGN = {"infinipot.custom_generate.generate"}
 """Functions whose parameters another library names."""
 
 
+@cache
 def functions() -> list[tuple[str, FUNCTION]]:
     """All functions but kernels and the commands of the command line, whose parameters are their options."""
     found = []
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if (
                 isinstance(node, FUNCTION)
                 and module != "infinipot.kernels.triton"
@@ -112,7 +113,7 @@ def test_no_packed_assignments() -> None:
     packed = [
         f"{module}:{node.lineno}"
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Tuple)
         and isinstance(node.value, ast.Tuple)
@@ -165,7 +166,7 @@ def test_only_the_cache_writes_to_pots_and_layers() -> None:
     written = set()
     for path in PACKAGE.rglob("*.py"):
         if path.parent.name != "cache":
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 stored = (
                     isinstance(node, ast.Attribute)
                     and isinstance(node.ctx, (ast.Store, ast.Del))

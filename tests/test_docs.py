@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from families import FAMILIES
-from test_probe import MULTIMODAL
+from multimodal import MULTIMODAL
 
 from infinipot import __version__
 

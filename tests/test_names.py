@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from test_architecture import MODULES
+from modules import MODULES
 
 import infinipot
 from infinipot.cli import app

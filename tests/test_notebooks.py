@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from infinipot.model.load import embedded
+import infinipot
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-RUN = """
-import json, sys
-
-names = {"__name__": "__main__"}
-for number, cell in enumerate(json.load(open(sys.argv[1], encoding="utf-8"))["cells"]):
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
-"""
+TOKENS = {"long_book": "1000", "write_a_policy": "600"}
+"""As few as there can be for what the notebooks claim."""
 
 
-def ran(path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """All code cells, one after another in one new process, as a kernel would run them."""
-    known = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MPLBACKEND": "agg",
-        "OMP_NUM_THREADS": "1",
-        **environment,
-    }
-    return subprocess.run(
-        [sys.executable, "-c", RUN, str(path)],
-        env=known,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+def ran(path: Path) -> None:
+    """All code cells, one after another, as a kernel would run them."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(json.loads(path.read_text("utf-8"))["cells"]):
+        if cell["cell_type"] == "code":
+            code = compile("".join(cell["source"]), f"cell {number}", "exec", dont_inherit=True)
+            exec(code, names)
 
 
 def written(path: Path, *sources: str) -> Path:
@@ -53,25 +36,35 @@ def written(path: Path, *sources: str) -> Path:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_cell_runs_and_every_claim_holds(path: Path) -> None:
-    """On a short text."""
-    try:
-        embedded()
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
-    child = ran(path, TOKENS="1000")
-    assert child.returncode == 0, child.stderr[-3000:]
-    assert child.stdout.count("\n") > 5
+def test_every_cell_runs_and_every_claim_holds(
+    path: Path,
+    smollm2: tuple[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """On a short text, with the embedded model that other tests have loaded."""
+    for name, value in (
+        ("TOKENS", TOKENS[path.stem]),
+        ("MPLBACKEND", "agg"),
+        ("TQDM_DISABLE", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(infinipot, "load", {"smollm2": smollm2}.__getitem__, raising=False)
+    ran(path)
+    assert capsys.readouterr().out.count("\n") > 5
 
 
-def test_a_cell_that_raises_and_a_claim_that_is_wrong_are_seen(tmp_path: Path) -> None:
-    assert (
-        ran(written(tmp_path / "right.ipynb", "a = 1", "assert a == 1\nprint(a)")).stdout == "1\n"
-    )
-    for number, wrong in enumerate(("assert a == 2", "nothing", "a +")):
-        child = ran(written(tmp_path / f"{number}.ipynb", "a = 1", wrong))
-        assert child.returncode == 1
-        assert 'File "cell 2"' in child.stderr
+def test_a_cell_that_raises_and_a_claim_that_is_wrong_are_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran(written(tmp_path / "right.ipynb", "a = 1", "assert a == 1\nprint(a)"))
+    assert capsys.readouterr().out == "1\n"
+    for number, (wrong, problem) in enumerate(
+        (("assert a == 2", AssertionError), ("nothing", NameError), ("a +", SyntaxError))
+    ):
+        with pytest.raises(problem) as raised:
+            ran(written(tmp_path / f"{number}.ipynb", "a = 1", wrong))
+        assert "cell 2" in str(raised.getrepr(style="native"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -12,7 +12,7 @@ from infinipot import PotConfig, Session, generate
 PROSE = (
     "The lighthouse keeper's daughter kept a ledger of every ship that passed the point, with the hour, the weather and the name of its "
     "captain. In the winter of 1871 only eleven ships passed, and one of them, the Aurora, did not answer the lamp. "
-) * 4
+) * 2
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64, 512])
@@ -54,17 +54,17 @@ def check_real_model(model, tokenizer) -> None:
         )
         session.append(ids)
         assert_close(f"chunks of {chunk}", session.logits, expected)
-    stock = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+    stock = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     pot = PotConfig(pot_size=512)
     assert torch.equal(
         stock,
         model.generate(
-            **inputs, max_new_tokens=64, do_sample=False, custom_generate=generate, pot=pot
+            **inputs, max_new_tokens=32, do_sample=False, custom_generate=generate, pot=pot
         ),
     )
     session = Session(model, tokenizer, pot)
     session.append(PROSE)
-    answer = session.ask("Which ship did not answer?", max_tokens=64)
+    answer = session.ask("Which ship did not answer?", max_tokens=32)
     assert answer == tokenizer.decode(stock[0, ids.shape[1] :], skip_special_tokens=True)
 
 

@@ -6,9 +6,9 @@ from functools import cache
 
 import pytest
 import torch
-from families import FAMILIES, build
+from counter import Counter
+from families import FAMILIES, build, runner
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
-from test_families import Counter, runner
 
 from infinipot import PotConfig, Session, generate
 from infinipot.policies import POLICIES
@@ -100,12 +100,24 @@ def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) 
         assert {len(head) for layer in places for head in layer} == {full[0].length}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+PLAIN = [None, None]
+KINDS = {
+    (row.style, row.dims, row.bare, *row.windows, "" if row.windows == PLAIN else row.kind): name
+    for name, row in reversed(FAMILIES.items())
+}
+"""One family of each kind of layers: by windows, states and rotation; those with windows or states also by class.
+
+What a policy does to a batch depends on no more of a model; `test_families.py` has every family in a batch.
+"""
+
+
+@pytest.mark.parametrize("family", ["Falcon-H1", *KINDS.values()])  # a state beside full attention
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.cuts])
 def test_batch(policy: str, family: str) -> None:
     """Left-padded rows of different lengths, one of which is distilled again and again, answer as each alone."""
     model, rows = runner(family).model, [random_ids(length, seed=length) for length in (45, 9)]
     options = {
+        "runner": runner(family),
         "max_new_tokens": 4,
         "do_sample": False,
         "eos_token_id": None,

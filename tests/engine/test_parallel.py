@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from live import free_port
 from parallel_worker import VOCABULARY
 from tiny import make_tiny
 
@@ -19,22 +20,32 @@ from tiny import make_tiny
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     make_tiny("llama", kv_heads=4, vocab=VOCABULARY).save_pretrained(tmp_path)
     tests = Path(__file__).parents[1] / "support"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        tests / "parallel_worker.py",
-        tmp_path,
-    ]
     path = os.pathsep.join([str(tests), str(tests.parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {
+    shared = {
         **os.environ,
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    assert all(f"process {rank} of 2: the same" in done.stdout for rank in (0, 1))
+    command = [sys.executable, str(tests / "parallel_worker.py"), str(tmp_path)]
+    workers = [  # as torchrun starts them
+        subprocess.Popen(
+            command,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank, worker in enumerate(workers):
+            out, err = worker.communicate(timeout=120)
+            assert worker.returncode == 0, out[-2000:] + err[-6000:]
+            assert f"process {rank} of 2: the same" in out
+    finally:
+        for worker in workers:
+            worker.kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import random
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import Killed
+from rows import CLASSES, record, row_of
 
 from infinipot.cli import main
 from infinipot.eval import metrics, scores
@@ -25,7 +25,6 @@ from infinipot.eval.tasks.longbench import (
     NAME,
     STYLE,
     NotFirst,
-    Row,
     RowUnit,
     plan,
     prompt_ids,
@@ -36,14 +35,6 @@ from infinipot.eval.tasks.longbench import (
 pytest.importorskip("rouge")
 pytest.importorskip("rapidfuzz")
 
-CLASSES = [
-    "Manner of an action",
-    "Manner",
-    "Description of a person",
-    "Person",
-    "Other location",
-    "Location",
-]
 OFFICIAL = [  # what LongBench's metrics.py (with fuzzywuzzy 0.18.0, Levenshtein 0.27.5, rouge 1.0.1) gives
     ("f1", "The captain of a ship", "captain, ship", 0.8),
     ("f1", "It was Anna's letter; a letter from the north", "Anna's letter", 0.444444444444),
@@ -168,60 +159,6 @@ def test_golds_and_random_pairs_of_real_rows() -> None:
 # ---------------------------------------------------------------- rows and prompts
 
 
-def made(task: str, number: int = 0, words: int = 150) -> dict[str, Any]:
-    """A row in LongBench's format, written for these tests."""
-    context = " ".join(
-        f"Line {n}: the ship went to port {(n + number) % 7}." for n in range(words // 8)
-    )
-    question = (
-        "" if task in ("gov_report", "lcc", "passage_count") else f"Which port came {number}th?"
-    )
-    answers = {
-        "passage_retrieval_en": ["Paragraph 3"],
-        "trec": ["Location"],
-        "lcc": ["    return 1"],
-        "passage_count": ["4"],
-    }
-    return {
-        "input": question,
-        "context": context,
-        "answers": answers.get(task, [f"port {number}", "a port"]),
-        "all_classes": CLASSES if task == "trec" else None,
-        "dataset": task,
-        "_id": f"{task}-{number}",
-        "length": words,
-        "language": "en",
-    }
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "rows"
-    folder.mkdir()
-    for task in ("hotpotqa", "trec", "samsum", "lcc"):
-        text = "".join(json.dumps(made(task, number)) + "\n" for number in range(2))
-        if task == "trec":
-            (folder / "trec.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-        else:
-            (folder / f"{task}.jsonl").write_text(text)
-    return folder
-
-
-def row(task: str, **more: Any) -> Row:
-    fields = made(task, **more)
-    classes = tuple(fields["all_classes"] or ())
-    return Row(
-        task,
-        fields["_id"],
-        0,
-        fields["context"],
-        fields["input"],
-        tuple(fields["answers"]),
-        classes,
-        0,
-    )
-
-
 def test_the_tasks_are_those_of_the_paper() -> None:
     english = [
         name
@@ -255,7 +192,7 @@ def test_the_tasks_are_those_of_the_paper() -> None:
 def test_a_prompt_is_the_official_text_cut_where_the_context_ends(
     replica: Replica, task: str
 ) -> None:
-    one = row(task)
+    one = row_of(task)
     official = tasks()[task].prompt.format(context=one.context, input=one.input)
     prompt = prompt_ids(replica.tokenizer, one, 10_000)
     text, question = (replica.tokenizer.decode(ids) for ids in (prompt.text, prompt.question))
@@ -271,13 +208,13 @@ def test_a_prompt_is_the_official_text_cut_where_the_context_ends(
 
 
 def test_a_long_question_gives_its_beginning_to_the_text(replica: Replica) -> None:
-    whole, cut = (prompt_ids(replica.tokenizer, row("triviaqa"), most) for most in (10_000, 5))
+    whole, cut = (prompt_ids(replica.tokenizer, row_of("triviaqa"), most) for most in (10_000, 5))
     assert len(cut.question) == 5
     assert cut.text + cut.question == whole.text + whole.question
 
 
 def test_the_middle_of_a_long_prompt_is_cut_out_officially(replica: Replica) -> None:
-    one, tokenizer = row("hotpotqa"), replica.tokenizer
+    one, tokenizer = row_of("hotpotqa"), replica.tokenizer
     ids = tokenizer.encode(tasks()["hotpotqa"].prompt.format(context=one.context, input=one.input))
     prompt = prompt_ids(tokenizer, one, 10_000, 300)
     official = tokenizer.decode(ids[:150], skip_special_tokens=True) + tokenizer.decode(
@@ -298,7 +235,7 @@ def test_the_first_token_ends_nothing() -> None:
     [
         ("{", "line 1"),
         (json.dumps({"dataset": "trec"}), "lacks input, context"),
-        (json.dumps({**made("trec"), "dataset": "terc"}), "did you mean 'trec'"),
+        (json.dumps({**record("trec"), "dataset": "terc"}), "did you mean 'trec'"),
     ],
 )
 def test_rows_that_cannot_be_read(tmp_path: Path, line: str, part: str) -> None:
@@ -312,7 +249,7 @@ def test_a_row_is_there_once(data: Path) -> None:
         "lcc"
     ] * 2
     assert len(read_rows(data, ["trec"])) == 2
-    (data / "again.jsonl").write_text(json.dumps(made("trec")) + "\n")
+    (data / "again.jsonl").write_text(json.dumps(record("trec")) + "\n")
     with pytest.raises(ValueError, match="twice"):
         read_rows(data)
 
@@ -324,7 +261,7 @@ def test_full_context_equals_plain_transformers(replica: Replica, tiny: Model) -
     """The official loop, in the official order, with the model alone."""
     tokenizer, model = replica.tokenizer, replica.runner.model
     for task in ("hotpotqa", "lcc"):
-        one = row(task, words=60)
+        one = row_of(task, words=60)
         prompt = tasks()[task].prompt.format(context=one.context, input=one.input)
         if tasks()[task].chat:
             prompt = tokenizer.apply_chat_template(

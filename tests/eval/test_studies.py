@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_longbench import data, row  # noqa: F401 (data is a fixture)
+from rows import row_of
 
 from infinipot.cli import main
 from infinipot.eval.methods import method, methods
@@ -86,7 +86,7 @@ def test_overlap_counts_by_hand() -> None:
 
 def test_attention_without_a_bound_is_the_models_own(replica: Replica) -> None:
     """Against transformers' eager attention of the first answer token."""
-    one = row("hotpotqa", words=60)
+    one = row_of("hotpotqa", words=60)
     prompt = prompt_ids(replica.tokenizer, one, 10_000)
     seen = kept.whole(replica, prompt, False)
     ids = torch.tensor([prompt.text + prompt.question])
@@ -109,7 +109,7 @@ def test_attention_without_a_bound_is_the_models_own(replica: Replica) -> None:
 
 
 def test_kept_units_count_what_the_pot_holds(tiny: Model, replica: Replica) -> None:
-    one = row("hotpotqa", words=400)
+    one = row_of("hotpotqa", words=400)
     units = kept.plan(
         tiny,
         methods("infinipot:novelty=0,sliding_window", {"pot_size": 300, "distill_to": 60}),
@@ -148,7 +148,7 @@ def test_studies_name_methods_that_exist() -> None:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_gives_a_table_and_a_figure(
-    name: str, tiny: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]  # noqa: F811
+    name: str, tiny: Model, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     pytest.importorskip("matplotlib")
     pytest.importorskip("rapidfuzz")

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-import torch.nn.functional as F
-from families import FAMILIES, build
+from counter import Counter
+from families import FAMILIES, build, runner
 from helpers import CATALYST, assert_close, kept, random_ids
 from naive import Naive, Rope, own_frequencies
 from reference import Reference
-from test_reference import clear_text
+from ties import clear_text
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
-from infinipot.model.runner import ModelRunner
-
-
-@cache
-def runner(name: str) -> ModelRunner:
-    return ModelRunner(FAMILIES[name].build())
-
-
-class Counter:
-    """The most entries that any softmax over a head's entries ever saw, whatever the pot says of itself."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, sinks: int) -> None:
-        self.most = 0
-        fused, plain = F.scaled_dot_product_attention, F.softmax
-
-        def counted_fused(query: torch.Tensor, key: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-            self.most = max(self.most, key.shape[2])
-            return fused(query, key, *args, **kwargs)
-
-        def counted_plain(scores: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-            if scores.ndim == 4:  # a router's scores have fewer dimensions
-                self.most = max(self.most, scores.shape[-1] - sinks)
-            return plain(scores, *args, **kwargs)
-
-        patch.setattr(F, "scaled_dot_product_attention", counted_fused)
-        patch.setattr(F, "softmax", counted_plain)
 
 
 def test_the_naive_twin_equals_the_reference() -> None:

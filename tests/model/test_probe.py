@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers as tf
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
-from families import FAMILIES, HYBRID, SIZES, build, randomised
+from families import FAMILIES, build, randomised
 from helpers import CATALYST, assert_close, random_ids
+from multimodal import MULTIMODAL
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session, generate
@@ -87,46 +88,6 @@ def test_sine_before_cosine_is_refused() -> None:
             ValueError, match="sine before cosine|own attention"
         ):  # the latter before transformers 5.24
             ModelRunner(model.eval())
-
-
-def text_part(kind: str, **options) -> dict:
-    return dict(text_config=SIZES | dict(model_type=kind) | options)
-
-
-EYE = dict(
-    hidden_size=32,
-    intermediate_size=32,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    image_size=28,
-    patch_size=14,
-)
-SMALL_EYE = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=32)
-MROPE = dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[2, 3, 3]))
-MULTIMODAL = {
-    "Gemma-3, multimodal": (
-        "Gemma3",
-        text_part("gemma3_text", **HYBRID, head_dim=16)
-        | dict(vision_config=EYE, mm_tokens_per_image=4),
-    ),
-    "Mistral-Small-3": (
-        "Mistral3",
-        text_part("mistral", head_dim=16) | dict(vision_config=dict(model_type="pixtral", **EYE)),
-    ),
-    "LLaVA": (
-        "Llava",
-        text_part("llama") | dict(vision_config=dict(model_type="clip_vision_model", **EYE)),
-    ),
-    "Qwen2.5-VL": (
-        "Qwen2_5_VL",
-        text_part("qwen2_5_vl_text", **MROPE) | dict(vision_config=SMALL_EYE),
-    ),
-    "Qwen3-VL": (
-        "Qwen3VL",
-        text_part("qwen3_vl_text", head_dim=16, **MROPE)
-        | dict(vision_config=SMALL_EYE | dict(deepstack_visual_indexes=[])),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", MULTIMODAL)

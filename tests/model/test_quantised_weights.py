@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import process, save_tiny
 from helpers import CATALYST, assert_close, random_ids
-from test_cli import process, save_tiny
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session

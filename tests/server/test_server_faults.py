@@ -110,9 +110,10 @@ def test_kill_while_saving(tmp_path: Path) -> None:
     """The file is the old one or the new one. A server that starts afterwards clears away what was begun."""
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from live import CONFIG, tiny\n"
-        "from infinipot import Session\n"
-        "session = Session(*tiny(), CONFIG); session.append('Once upon a time. ' * 30)\n"
+        "from tiny import make_tiny, make_tokenizer\n"
+        "from infinipot import PotConfig, Session\n"
+        "model = make_tiny('llama'); model.lm_head.weight.data[:4] = 0\n"  # as in live.tiny
+        "session = Session(model, make_tokenizer(), PotConfig(pot_size=256, distill_to=128)); session.append('Once upon a time. ' * 30)\n"
         "while True: session.save(sys.argv[1]); print('saved', flush=True)\n"
     )
     path = tmp_path / "book.pot.safetensors"
@@ -268,7 +269,7 @@ def test_ports_and_models_that_cannot_be_used(
 def test_a_process_serves_and_stops(tmp_path: Path) -> None:
     """The command line in a process of its own. SIGTERM writes the conversations, refuses the running
     requests, and ends it."""
-    from test_cli import save_tiny
+    from commands import save_tiny
 
     save_tiny(tmp_path / "tiny")
     environment = {

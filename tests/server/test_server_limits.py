@@ -132,7 +132,10 @@ def test_bodies_in_hand_have_a_common_limit() -> None:
         assert here.service.body_bytes == 39_000
         here.service.body_bytes = 0
         assert here.http.post("/tokenize", json={"prompt": "x"}).status_code == 200
-        assert here.service.body_bytes == 0
+        until = time.monotonic() + 20
+        while here.service.body_bytes:  # the answer may be there a moment before
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 # ---------------------------------------------------------------- slow clients
@@ -196,7 +199,7 @@ def test_a_body_that_dribbles_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_answer_that_is_not_fetched_ends() -> None:
-    """Not before the kernel's buffers are full, too: probabilities fill them soon."""
+    """Not before the kernel's buffers are full, too: they are small here, and probabilities fill them."""
     asked = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "x"}],
@@ -207,12 +210,15 @@ def test_an_answer_that_is_not_fetched_ends() -> None:
     body = json.dumps({**asked, "top_logprobs": 20})
     kind = "Host: localhost\r\nContent-Type: application/json"
     head = f"POST /v1/chat/completions HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}\r\n\r\n"
-    with live({"max_sessions": 2}, patience_s=3) as here, connected(here) as lazy:
+    with (
+        live({"max_sessions": 2}, patience_s=1, buffer_bytes=4096) as here,
+        connected(here) as lazy,
+    ):
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         lazy.sendall((head + body).encode())
         here.wait("infinipot_running", 1)
         here.wait("infinipot_running", 0, timeout_s=120)
-        assert here.gauge("infinipot_tokens_generated_total") < 90_000
+        assert 0 < here.gauge("infinipot_tokens_generated_total") < 20_000
 
 
 def test_an_answer_that_nobody_fetches_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +239,7 @@ def test_an_answer_that_nobody_fetches_is_not_made(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_slow_watcher_is_told_the_newest_state_only() -> None:
-    text = "The keeper hid the letter under the third step. " * 2000
+    text = "The keeper hid the letter under the third step. " * 300
     with live() as here, ThreadPoolExecutor() as clients:
         other = here.openai._client
         upload = clients.submit(here.http.put, "/v1/pots/book", content=text.encode(), timeout=None)
@@ -360,10 +366,10 @@ def test_a_short_text_does_not_wait_for_long_ones() -> None:
 
 def test_long_texts_keep_no_thread_from_short_ones(server: Live) -> None:
     """Twelve long prompts at once; there are two cores."""
-    long = json.dumps({"prompt": "A word or two. " * 100_000})
+    long = json.dumps({"prompt": "A word or two. " * 30_000})
     with ThreadPoolExecutor(12) as clients:
         replies = [clients.submit(post, server, "/tokenize", long) for _ in range(12)]
-        time.sleep(0.5)
+        time.sleep(0.1)
         assert server.chat("Hello").choices
         assert sum(reply.done() for reply in replies) < 6
     assert {reply.result().status_code for reply in replies} == {200}

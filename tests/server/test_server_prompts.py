@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_templates import ANSWERS, FORMS, QUESTIONS, assert_ids, form, said, whole
+from dialogues import ANSWERS, FORMS, QUESTIONS, assert_ids, form, said, whole
 
 from infinipot import PotConfig
 from infinipot.server.prompts import PotContext, Prompts

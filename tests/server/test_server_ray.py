@@ -16,8 +16,8 @@ import httpx2 as httpx
 import openai
 import psutil
 import pytest
+from commands import save_tiny
 from live import free_port
-from test_cli import save_tiny
 
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'infinipot[ray]'")
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 import transformers as tf
 from naive import Rope, own_frequencies
+
+from infinipot.model.runner import ModelRunner
 
 SIZES: dict[str, Any] = dict(
     vocab_size=97,
@@ -318,3 +321,9 @@ FAMILIES: dict[str, Family] = {
         rounding=1e-4,
     ),
 }
+
+
+@cache
+def runner(name: str) -> ModelRunner:
+    """One for all tests of a process: they leave it as it was."""
+    return ModelRunner(FAMILIES[name].build())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from infinipot import PotConfig, Session
@@ -9,6 +11,21 @@ from infinipot.config import matters
 from infinipot.policies import POLICIES
 
 CATALYST = [5, 9, 11, 2, 7]
+CHANGES: dict[str, Any] = {
+    "distill_to": 20,
+    "novelty": 0.0,
+    "policy": "streaming",
+    "sinks": 6,
+    "recent": 6,
+    "pool": 5,
+    "gqa": "max",
+    "shared_heads": True,
+    "score_memory": 1.0,
+    "layer_budget": (3.0, 2.0, 1.0),
+    "pot_dtype": "int8",
+    "context_reset": False,
+}
+"""Another value of each option; with each, a pot of 64 keeps or predicts something else."""
 
 
 def random_ids(count: int, seed: int = 5, vocabulary: int = 97) -> list[int]:

@@ -109,6 +109,7 @@ class Reference:
                 keys = torch.stack([rms_norm(attention.k_norm.weight, k, self.eps) for k in keys])
             self.asked.append(queries)
             position = len(pots[0]) if self.context_reset else index
+            asked = rope(queries, torch.full((self.heads,), position), self.theta)  # a query sits where its own entry does
             weights, mixed = [], []  # by query head
             for kv_head, pot in enumerate(pots):
                 pot.append(Entry(keys[kv_head], values[kv_head], novelty, index, position))
@@ -116,8 +117,7 @@ class Reference:
                 turned = rope(torch.stack([e.key_raw for e in pot]), places, self.theta)
                 stacked = torch.stack([e.value for e in pot])
                 group = self.heads // self.kv_heads
-                for query in queries[kv_head * group: (kv_head + 1) * group]:
-                    query = rope(query[None], places[-1:], self.theta)[0]  # a query sits where its own entry does
+                for query in asked[kv_head * group: (kv_head + 1) * group]:
                     scores = turned @ query / len(query) ** 0.5
                     scores[hidden[0]: hidden[1]] = -torch.inf
                     weights.append(scores.softmax(dim=0))

@@ -31,8 +31,8 @@ def pieces_of(text: str, seed: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_stream_equals_whole(name: str, smollm2) -> None:
-    tokenizer, text = smollm2[1], SAMPLES[name]
+def test_stream_equals_whole(name: str, smollm2_tokenizer) -> None:
+    tokenizer, text = smollm2_tokenizer, SAMPLES[name]
     whole = tokenizer.encode(text, add_special_tokens=False)
     for parts in ([text], pieces_of(text, 1), pieces_of(text, 2)):
         assert [token for ids in encode(tokenizer, parts) for token in ids] == whole
@@ -68,8 +68,8 @@ def test_a_tokenizer_that_puts_a_space_before_a_text() -> None:
     )
 
 
-def test_pieces_are_whole_characters(smollm2) -> None:
-    tokenizer, text = smollm2[1], "naïve 漢字 👩‍👩‍👧 done."
+def test_pieces_are_whole_characters(smollm2_tokenizer) -> None:
+    tokenizer, text = smollm2_tokenizer, "naïve 漢字 👩‍👩‍👧 done."
     pieces = Pieces(tokenizer)
     shown = [pieces.push(token) for token in tokenizer.encode(text, add_special_tokens=False)]
     assert "".join(shown) + pieces.finish() == text

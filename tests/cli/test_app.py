@@ -1,0 +1,119 @@
+"""What all commands share: help, version, and one line about bad use."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import one_line, process
+
+from infinipot.policies import POLICIES
+
+
+def test_help_is_fast() -> None:
+    took = []
+    for _ in range(3):
+        started = time.monotonic()
+        child = process("--help", stdout=subprocess.PIPE)
+        out, _ = child.communicate(timeout=60)
+        took.append(time.monotonic() - started)
+        assert child.returncode == 0
+    for name in ("generate", "chat", "distill", "info", "policies"):
+        assert name in out.decode()
+    assert min(took) < 1
+
+
+def test_version(run: Any) -> None:
+    from infinipot import __version__
+
+    assert run("--version")[:2] == (0, f"infinipot {__version__}\n")
+
+
+def test_policies(run: Any) -> None:
+
+    code, out, _ = run("policies")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == list(POLICIES)
+
+
+def test_torchao_is_hushed_and_nothing_else(run: Any, caplog: pytest.LogCaptureFixture) -> None:
+    import logging
+
+    assert run("--version")[0] == 0
+    logging.getLogger("torchao").warning("Failed to load %s: no such symbol", "_C.so")
+    logging.getLogger("torch.utils._pytree").warning(
+        "Calling register_constant() on Enum subclasses is deprecated"
+    )
+    assert caplog.messages == []
+    logging.getLogger("torchao").warning("something else")
+    logging.getLogger("torch.utils._pytree").warning("%s is deprecated", "another thing")
+    assert caplog.messages == ["something else", "another thing is deprecated"]
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        (
+            ["generate", "MODEL", "-p", "x", "--policy", "infinipto"],
+            ["unknown policy 'infinipto'; did you mean 'infinipot'?"],
+        ),
+        (
+            ["generate", "MODEL", "-p", "x", "--novelty", "2"],
+            ["novelty=2.0 is not allowed: it must be between 0 and 1"],
+        ),
+        (
+            ["generate", "MODEL", "-p", "x", "--pot-size", "many"],
+            ["'--pot-size'", "'many' is not a whole number"],
+        ),
+        (["generate", "MODEL", "-p", "x", "--pot-sise", "9"], ["--pot-sise", "--pot-size"]),
+        (
+            [
+                "generate",
+                "MODEL",
+                "-p",
+                "x",
+                "-f",
+                "BOOK",
+                "--pot-size",
+                "64",
+                "--distill-to",
+                "60",
+            ],
+            ["pot_size=64 leaves no room"],
+        ),
+        (["generate", "MODEL", "-p", "x", "-f", "no/such"], ["there is no file no/such"]),
+        (["generate", "MODEL", "-p", "x", "-f", "."], ["cannot read ."]),
+        (["generate", "MODEL", "-p", "x", "--pot", "no/such"], ["there is no file no/such"]),
+        (["generate", "MODEL", "-p", "x", "--pot", "BOOK"], ["is not a readable pot file"]),
+        (["generate", "MODEL", "-p", "x", "--save-pot", "no/such"], ["there is no folder"]),
+        (["generate", "MODEL", "-p", "x", "--device", "abacus"], ["abacus"]),
+        (["generate", "MODEL", "-p", "x", "--dtype", "float23"], ["unknown dtype 'float23'"]),
+        (
+            ["generate", "MODEL", "-p", "x", "--system", "a", "--raw"],
+            ["--system needs the chat template"],
+        ),
+        (["generate", "MODEL"], ["nothing to read"]),
+        (["generate", "./no/model", "-p", "x"], ["there is no folder ./no/model"]),
+        (["generate"], ["MODEL"]),
+        (["genrate"], ["No such command 'genrate'"]),
+        (
+            ["distill", "MODEL", "-f", "BOOK", "-o", "x.pot", "--catalyst", "question"],
+            ["give one with -p"],
+        ),
+        (["distill", "MODEL", "-f", "/dev/null", "-o", "x.pot"], ["/dev/null is empty"]),
+        (["chat", "MODEL", "-f", "-"], ["where the messages come from"]),
+        (
+            ["chat", "./no/model", "--prefill", "whole"],
+            ["prefill whole distils once for each answer", "ask with generate"],
+        ),
+        (["info", "no/such"], ["there is no file no/such"]),
+    ],
+)
+def test_bad_use(run: Any, model: str, book: str, args: list[str], parts: list[str]) -> None:
+    code, out, err = run(*[{"MODEL": model, "BOOK": book}.get(arg, arg) for arg in args])
+    assert (code, out) == (2, ""), err
+    one_line(err, *parts)
+    assert not Path("x.pot").exists()
