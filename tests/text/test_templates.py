@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dialogues import FORMS, QUESTIONS, assert_ids, form, said, whole
+from dialogues import FORMS, QUESTIONS, WORDS, assert_ids, form, said, whole
 
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import parts
