@@ -142,6 +142,8 @@ class Pot(Bookkeeping, Cache):
 
     @property
     def entry_bytes(self) -> int:
+        if self.block is not None and len(self.bounded) == len(self.layers):
+            return len(self.layers) * self.bounded[0].entry_bytes()  # all are alike
         return sum(layer.entry_bytes() for layer in self.layers)
 
     @property
