@@ -34,8 +34,10 @@ CHUNKS = 64
 """Most recorded chunks of a model, by their place in the pot."""
 FIRST_CHUNKS = 64
 """Most chunks that are remembered without a recording."""
-PART = 256
+PART = 128
 """Texts are read in parts of this length times a power of two. Shorter ones are rows of a step."""
+TAIL = 1024
+"""The end of a text, up to this length, is read in one pass. It is padded to a multiple of PART."""
 F = TypeVar("F", bound=AddressForward)
 T = TypeVar("T")
 
@@ -135,7 +137,7 @@ class GraphCache:
         beyond = read % PART
         if beyond:
             return min(count, PART - beyond)
-        if fills:
+        if fills or (count % PART and count < TAIL):
             return count
         part = PART << ((count // PART).bit_length() - 1)
         if read:
@@ -175,10 +177,13 @@ class GraphCache:
         seen = look
         if look is not None and any_catalyst(pot, look):
             seen = dataclasses.replace(look, rows=0)
-        key = (start, count, seen, id(pot.rotations))
+        rows = count
+        if look is None and count + -count % PART <= pot.bounded[0].capacity - start:
+            rows = count + -count % PART
+        key = (start, rows, seen, id(pot.rotations))
         chunk = self.chunks.take(key, pot) or self.first_chunks.take(key, pot)
         if chunk is None:
-            chunk = Chunk(runner, pot, start, count, look)
+            chunk = Chunk(runner, pot, start, rows, look)
         output = self._run(chunk, lambda: chunk(pot, ids, look.rows if look else 0, self.record))
         if chunk.recording is None:
             self.first_chunks.keep(key, chunk)

@@ -165,7 +165,8 @@ class Distiller:
             scores = torch.cat([x for x in judged if x is not None])
         layers = seen[0]
         if len(places) > 1 and layers.novelty is not None:  # all that `Policy.choose` looks at
-            layers = dataclasses.replace(layers, novelty=novelty[..., pot.pinned :])
+            free = novelty[..., pot.pinned :].contiguous()
+            layers = dataclasses.replace(layers, novelty=free)
         indices = policy.choose(layers, scores, budget)
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
         past = None

@@ -23,7 +23,7 @@ def any_catalyst(pot: Pot, look: CatalystLook) -> bool:
 
 
 class Chunk(AddressForward):
-    """Reads `rows` tokens into the slots from `start` on.
+    """Reads `rows` tokens into the slots from `start` on. Fewer tokens are padded at the end.
 
     look: observes the attention from the last tokens, which are the catalyst; None: nothing.
     """
@@ -46,7 +46,7 @@ class Chunk(AddressForward):
 
     @property
     def entries(self) -> int:
-        """Entries of the pot afterwards."""
+        """Entries of the pot afterwards, with padding."""
         return self.start + self.ids.shape[1]
 
     def attend(
@@ -108,16 +108,17 @@ class Chunk(AddressForward):
     def __call__(
         self, pot: Pot, ids: Tensor, rows: int = 0, record: Record | None = None
     ) -> tuple[Tensor, ByLayer]:
-        """Read ids [1, rows] into a pot of length `start`. Returns hidden states [1, rows, hidden],
-        and what `look` saw by layer. rows: of the catalyst. record: as for `Step`."""
+        """Read ids [1, T], T at most `rows`, into a pot of length `start`. Returns hidden states
+        [1, T, hidden], and what `look` saw by layer. rows: of the catalyst. record: as for `Step`."""
         self.pot = pot
         self.count.fill_(rows)
-        self.ids.copy_(ids)
+        count = ids.shape[1]
+        self.ids[:, :count].copy_(ids)
         places = pot.places
         if self.places.is_cuda:
             places = places.pin_memory()
         self.places.copy_(places[..., None], non_blocking=True)
         hidden, *scores = self.run(self._run, record)
-        pot.advance(ids.shape[1])
+        pot.advance(count)
         numbers = sorted(self.scores)
-        return hidden, dict(zip(numbers, scores, strict=True))
+        return hidden[:, :count], dict(zip(numbers, scores, strict=True))

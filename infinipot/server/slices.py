@@ -18,7 +18,7 @@ SHARED_S = 0.25
 MAX_STALL_S = 0.25
 """Most seconds of reading between two tokens of an answer."""
 CPU_LEAST_TOKENS = 64
-GPU_LEAST_TOKENS = 256
+GPU_LEAST_TOKENS = 128
 """Smaller slices would cost more than they help. Others are this times a power of two."""
 LONG_S = 10.0
 """Readings that take longer give way to others."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import PART, graph_cache
+from infinipot.engine.cuda_graphs import PART, TAIL, graph_cache
 from infinipot.engine.graph_step import ROWS
 from infinipot.model.runner import ModelRunner
 from infinipot.server.settings import Settings
@@ -39,6 +39,9 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
     for most in PARTS:
         for _ in range(ROUNDS):
             pot = trial(runner, tokenizer, settings.config, most)
+    for rows in range(PART, int(min(TAIL, pot.room)) + 1, PART):
+        ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
+        repeat(pot, partial(graphs.chunk, pot, ids, None, watched=True))
     most = max(PART, settings.max_sessions)
     for rows in [rows for rows in ROWS if rows <= pot.room]:
         ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)

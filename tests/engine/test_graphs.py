@@ -73,11 +73,11 @@ def test_rows_of_a_step_may_be_short_texts(family: str) -> None:
         assert_close("hidden", states.transpose(0, 1), expected)
 
 
-@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize(("rows", "looks"), [(9, True), (9, False), (16, False)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_chunk_for_any_pot(family: str, looks: bool) -> None:
-    """Read into pots in turn, with the catalyst's look or without: hidden states, attention and entries are those of ordinary
-    reading."""
+def test_a_chunk_for_any_pot(family: str, rows: int, looks: bool) -> None:
+    """Read into pots in turn, padded or not, with the catalyst's look or without: hidden states, attention and entries are those of
+    ordinary reading."""
     runner = ModelRunner(make_tiny(family))
     look = CatalystLook(3)
     ids = torch.tensor([random_ids(9, seed=3)])
@@ -86,7 +86,7 @@ def test_a_chunk_for_any_pot(family: str, looks: bool) -> None:
         session = Session(runner, None, CONFIG)
         session.append(random_ids(24, seed=seed), question=CATALYST)
         plain = session.fork().pot
-        chunk = chunk or Chunk(runner, session.pot, 24, 9, look if looks else None)
+        chunk = chunk or Chunk(runner, session.pot, 24, rows, look if looks else None)
         hidden, scores = chunk(session.pot, ids)
         expected: dict[int, torch.Tensor] = {}
         assert_close("hidden", hidden, runner.read(ids, [plain], watching(expected, look)))
@@ -122,6 +122,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[AtOnce]:
         return made[-1]
 
     monkeypatch.setattr(cuda_graphs, "PART", 4)
+    monkeypatch.setattr(cuda_graphs, "TAIL", 8)
     monkeypatch.setattr(GraphCache, "record", record)
     monkeypatch.setattr(GraphCache, "possible", lambda graphs, ids: not graphs.unrecordable)
     return made
