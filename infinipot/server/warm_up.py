@@ -22,7 +22,10 @@ from infinipot.session import Session
 
 log = logging.getLogger("infinipot")
 CATALYST = 32
-"""Tokens of the question by which trial texts are distilled. Recordings serve other lengths, too."""
+"""Least tokens of the questions by which trial texts are distilled."""
+TRIALS = 16
+"""Trial texts, each with a longer question. Kernels are compiled for numbers that 16 divides, and for
+others: all cases must have come."""
 PARTS = [PART << power for power in range(GPU_CHUNK_TOKENS.bit_length() - PART.bit_length() + 1)]
 """Tokens of a slice: as many as others leave time for."""
 ROUNDS = 3
@@ -36,9 +39,9 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
     if runner.device.type != "cuda" or graphs.unrecordable or not bounded(settings.config):
         return
     started = time.perf_counter()
-    for most in PARTS:
-        for _ in range(ROUNDS):
-            pot = trial(runner, tokenizer, settings.config, most)
+    for number in range(TRIALS):
+        most = PARTS[number % len(PARTS)]
+        pot = trial(runner, tokenizer, settings.config, most, CATALYST + number)
     for rows in range(PART, int(min(TAIL, pot.room)) + 1, PART):
         ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
         repeat(pot, partial(graphs.chunk, pot, ids, None, watched=True))
@@ -58,11 +61,16 @@ def bounded(config: PotConfig) -> bool:
 
 
 def trial(
-    runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig, most: int
+    runner: ModelRunner,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PotConfig,
+    most: int,
+    catalyst: int,
 ) -> Pot:
-    """A pot as after a distillation of a request's text. most: tokens of a slice."""
+    """A pot as after a distillation of a request's text. most: tokens of a slice. catalyst: tokens
+    of the question."""
     text = random.Random(0).choices(range(runner.vocabulary), k=3 * config.pot_size)
-    question = text[:CATALYST]
+    question = text[:catalyst]
     session = Session(runner, tokenizer, config, template=True)
     while session.stats.distillations < 3:
         session.append_part(text, question, most, more=True)
