@@ -15,6 +15,7 @@ from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine.cuda_graphs import PART, TAIL, graph_cache
 from infinipot.engine.graph_step import ROWS
+from infinipot.engine.reader import NoRoom
 from infinipot.model.runner import ModelRunner
 from infinipot.server.settings import Settings
 from infinipot.server.slices import GPU_CHUNK_TOKENS
@@ -39,6 +40,17 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
     if runner.device.type != "cuda" or graphs.unrecordable or not bounded(settings.config):
         return
     started = time.perf_counter()
+    try:
+        record_all(runner, tokenizer, settings)
+    except NoRoom:  # a pot too small for a trial; its recordings are made when they are needed
+        return
+    torch.cuda.synchronize(runner.device)
+    log.info("recordings took %.1f s", time.perf_counter() - started)
+
+
+def record_all(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
+    """Use every recording often enough to make it. Raises NoRoom."""
+    graphs = graph_cache(runner)
     for number in range(TRIALS):
         most = PARTS[number % len(PARTS)]
         pot = trial(runner, tokenizer, settings.config, most, CATALYST + number)
@@ -51,8 +63,6 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
         repeat(pot, partial(graphs.step, [pot], [rows], ids, watched=False))
         if rows >= most:
             break
-    torch.cuda.synchronize(runner.device)
-    log.info("recordings took %.1f s", time.perf_counter() - started)
 
 
 def bounded(config: PotConfig) -> bool:
