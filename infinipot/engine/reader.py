@@ -269,6 +269,8 @@ def layout_of(config: PotConfig, plan: Plan) -> Layout:
     )
     if policy.grouped:
         return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
+    if policy.cuts:
+        return dataclasses.replace(layout, size=config.pot_size)
     if plan.whole or not policy.bounded:
         return layout
     sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)

@@ -10,18 +10,26 @@ from tiny import FAMILIES, make_tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from infinipot import PotConfig, Session
+from infinipot.engine.distill import score_novelty
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.novelty import novelty
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_equals_cross_entropy_of_stock(family: str, chunk: int) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_equals_cross_entropy_of_stock(family: str, chunk: int, at_once: bool) -> None:
+    """Whether it is computed at once, or for all tokens together when a distillation needs it."""
     model, ids = make_tiny(family), random_ids(60)
     session = Session(
         model, None, PotConfig(pot_size=64, distill_to=20, novelty=1.0, chunk_tokens=chunk)
     )
+    if at_once:
+        session.score_all()
     session.append(ids)
+    assert bool(session.pot.unscored) != at_once
+    score_novelty(session.runner, session.pot)
+    assert not session.pot.unscored
     expected = F.cross_entropy(
         model(torch.tensor([ids])).logits[0, :-1], torch.tensor(ids[1:]), reduction="none"
     )
