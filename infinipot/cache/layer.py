@@ -8,6 +8,7 @@ makes it anew from the raw keys, so errors do not accumulate.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.rope import Rotation
-from infinipot.cache.storage import Slots
+from infinipot.cache.storage import Block, Slots
 from infinipot.cache.survivors import SurvivorRecords
 from infinipot.compat import CacheLayerMixin
 from infinipot.kernels import pots
@@ -58,6 +59,15 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         self.kind = kind
         self.attention_stats = attention_stats
         self.length = self.peak = self.position = 0
+        self.block: Block | None = None
+        """Memory that the layer shares with others; None: its own."""
+        self.number = 0
+        """The layer's number in the block."""
+
+    def share(self, block: Block | None, number: int) -> None:
+        """Use a part of this memory for the slots."""
+        self.block = block
+        self.number = number
 
     @property
     def keys(self) -> Tensor:
@@ -89,7 +99,10 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
     def _allocate(self, size: int, key: Tensor, value: Tensor) -> None:
         if self.rotation is not None:
             self.rotation.reserve(size, key.device)
-        self.slots = (Slots(key, size, self.kind), Slots(value, size, self.kind))
+        if self.block is not None and size == self.size:
+            self.slots = self.block.slots(self.number, (key, value), size)
+        else:
+            self.slots = (Slots(key, size, self.kind), Slots(value, size, self.kind))
         self.rotated = None
         if self.rotation is not None and self.kind is None and not self._rotates_when_read(key):
             self.rotated = Slots(key, size).data
@@ -167,6 +180,12 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
             and self.reset
             and all(slots.data.shape[0] == 1 for slots in self.slots)
         )
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What layers must share to be in one `Block`."""
+        shapes = [(*slots.data.shape[:2], slots.data.shape[3]) for slots in self.slots]
+        return (*shapes, self.dtype, self.device)
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -247,11 +266,17 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
     def rollback(self, mark: Any) -> None:
         self.length, self.position, self.attention_stats = mark
 
-    def copy(self) -> PotLayer:
+    def copy(self, block: Block | None = None) -> PotLayer:
+        """block: a copy of the layer's block, with its slots."""
         twin = copy.copy(self)
+        twin.block = block
         if self.is_initialized:
             with torch.inference_mode(False):
-                twin.slots = (self.slots[0].copy(), self.slots[1].copy())
+                data: Sequence[Tensor | None] = (None, None)
+                if block is not None and block.tensors:
+                    data = [x[self.number] for x in block.tensors]
+                keys, values = self.slots
+                twin.slots = (keys.copy(data[0]), values.copy(data[1]))
                 if self.rotated is not None:
                     twin.rotated = self.rotated.clone()
         return twin

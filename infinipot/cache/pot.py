@@ -17,7 +17,7 @@ from infinipot.cache.bookkeeping import NEWEST, SAVED, Bookkeeping
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.recurrent import new_layer
 from infinipot.cache.rope import Rotation
-from infinipot.cache.storage import compact_slots
+from infinipot.cache.storage import Block, compact_slots
 from infinipot.compat import Cache
 from infinipot.kernels import distill as kernels
 
@@ -30,7 +30,7 @@ class Layout:
     CR-RoPE. kind: the eight-bit type of stored entries, None for the model's own. attention_stats:
     what layers remember of attention. grouping: (number of distant entries that share a position,
     number of newest entries that do not), for SelfExtend. distils: whether it is ever distilled.
-    scores: whether NuC will be needed.
+    scores: whether NuC will be needed. alike: whether entries of all bounded layers have one shape.
     """
 
     size: int | None
@@ -41,6 +41,7 @@ class Layout:
     grouping: tuple[int, int] | None = None
     distils: bool = True
     scores: bool = False
+    alike: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,15 @@ class Pot(Bookkeeping, Cache):
         self._places: tuple[Any, Tensor] | None = None
         """The addresses, and the slots that they are of."""
         self._find_bounded()
+        self.block: Block | None = None
+        if (
+            layout.alike
+            and layout.kind is None
+            and len({layer.size for layer in self.bounded}) == 1
+        ):
+            self.block = Block(len(self.bounded))
+            for number, layer in enumerate(self.bounded):
+                layer.share(self.block, number)
 
     def _find_bounded(self) -> None:
         self.bounded = [layer for layer in self.layers if isinstance(layer, PotLayer)]
@@ -268,7 +278,14 @@ class Pot(Bookkeeping, Cache):
     def copy(self) -> Pot:
         """An independent copy."""
         twin = copy.copy(self)
-        twin.layers = [layer.copy() for layer in self.layers]
+        if self.block is None:
+            twin.layers = [layer.copy() for layer in self.layers]
+        else:
+            twin.block = self.block.copy()
+            twin.layers = [
+                layer.copy(twin.block) if isinstance(layer, PotLayer) else layer.copy()
+                for layer in self.layers
+            ]
         twin.last_ids = self.newest.clone()
         twin.unmerged = ()
         twin._places = None

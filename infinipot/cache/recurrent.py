@@ -95,8 +95,8 @@ class StateMixin:
         vars(self).update(clone_fields(states))
         super().rollback(entries)  # type: ignore[misc]
 
-    def copy(self) -> Any:
-        twin = super().copy()  # type: ignore[misc]
+    def copy(self, *args: Any) -> Any:
+        twin = super().copy(*args)  # type: ignore[misc]
         vars(twin).update(clone_fields(vars(self)))
         return twin
 

@@ -21,16 +21,22 @@ class Slots:
     returns new tensors. Moving an entry moves its bits, so that distillations add no error.
     """
 
-    def __init__(self, like: Tensor, size: int, kind: str | None = None) -> None:
+    def __init__(
+        self, like: Tensor, size: int, kind: str | None = None, data: Tensor | None = None
+    ) -> None:
+        """data: memory for the vectors, if it is there already; only without `kind`."""
         self.dtype = like.dtype
         self.largest = 0.0
         stored = like.dtype
         if kind is not None:
             stored, self.largest = QUANTISED[kind]
         shape = (*like.shape[:2], size)
+        self.scale: Tensor | None = None
+        if data is not None:
+            self.data = data
+            return
         with torch.inference_mode(False):  # the pot may be used outside inference mode later
             self.data = torch.zeros(*shape, like.shape[-1], dtype=stored, device=like.device)
-            self.scale: Tensor | None = None
             if self.largest:
                 self.scale = torch.ones(*shape, 1, dtype=torch.float32, device=like.device)
 
@@ -74,11 +80,12 @@ class Slots:
                 bits = buffer.view(torch.int8)
             bits[:, :, start : start + sources.shape[-1]] = bits.gather(2, rows)
 
-    def copy(self) -> Slots:
+    def copy(self, data: Tensor | None = None) -> Slots:
+        """data: a copy of the vectors, if it is there already."""
         twin = object.__new__(Slots)
         twin.dtype = self.dtype
         twin.largest = self.largest
-        twin.data = self.data.clone()
+        twin.data = self.data.clone() if data is None else data
         twin.scale = self.scale
         if self.scale is not None:
             twin.scale = self.scale.clone()
@@ -93,6 +100,35 @@ class Slots:
     def restore(self, state: dict[str, Tensor]) -> None:
         for buffer, x in zip(self.tensors, state.values(), strict=True):
             buffer[:, :, : x.shape[2]] = x
+
+
+class Block:
+    """The keys and values of L layers of one shape, [L, B, K, size, D] each, in two allocations.
+
+    One allocation a layer would leave gaps in a GPU's memory, and would be slow to copy.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.tensors: list[Tensor] = []
+
+    def slots(self, number: int, like: Sequence[Tensor], size: int) -> tuple[Slots, Slots]:
+        """The slots of a layer. like: new keys and values [B, K, T, D]."""
+        if not self.tensors:
+            with torch.inference_mode(False):  # the pot may be used outside inference mode later
+                self.tensors = [
+                    x.new_zeros(self.layers, *x.shape[:2], size, x.shape[3]) for x in like
+                ]
+        keys, values = (
+            Slots(x, size, data=block[number]) for x, block in zip(like, self.tensors, strict=True)
+        )
+        return keys, values
+
+    def copy(self) -> Block:
+        twin = Block(self.layers)
+        with torch.inference_mode(False):
+            twin.tensors = [x.clone() for x in self.tensors]
+        return twin
 
 
 def compact_slots(stored: Sequence[Slots], indices: Tensor, pinned: int) -> None:

@@ -30,13 +30,13 @@ log = logging.getLogger("infinipot")
 
 STEPS = 32
 """Most recorded steps of a model, by number of rows and size of the pots."""
-CHUNKS = 24
+CHUNKS = 64
 """Most recorded chunks of a model, by their place in the pot."""
 FIRST_CHUNKS = 64
 """Most chunks that are remembered without a recording."""
 PAD = 128
 """Chunks are padded to a multiple of this, so that few recordings serve all lengths."""
-SHORT = 64
+SHORT = 128
 """A text up to this length is read as rows of a step."""
 F = TypeVar("F", bound=AddressForward)
 T = TypeVar("T")

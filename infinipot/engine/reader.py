@@ -152,7 +152,7 @@ class Reader:
                 waiting += opening()
                 first = False
             waiting += ids
-            count = self._until_full(catalyst)
+            count = self.until_full(catalyst)
             while count is None or len(waiting) > count:
                 yield waiting[:count], count is not None
                 if count is None:
@@ -161,11 +161,11 @@ class Reader:
                     waiting = waiting[count:]
                 if not waiting:
                     break
-                count = self._until_full(catalyst)
+                count = self.until_full(catalyst)
         if waiting:
             yield waiting, False
 
-    def _until_full(self, catalyst: Tensor | None) -> int | None:
+    def until_full(self, catalyst: Tensor | None) -> int | None:
         """Number of tokens until the next distillation, or until the one after it if the pot is
         full; None if there is none."""
         if self.pot.size is None or not self.policy.bounded:

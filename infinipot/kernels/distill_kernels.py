@@ -47,7 +47,7 @@ def rows_of(counter, most):
     return count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sizes", "hidden"])
 def catalyst_part(tensors, strides, sizes, hidden, scaling, layout: tl.constexpr):
     """The largest score of each row over a share of the entries, and the sum of exp above it."""
     query, key, counter, peak, total = tensors
@@ -105,7 +105,7 @@ def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
     return level, 1 / mass
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sizes", "hidden"])
 def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr):
     """The attention that a block of entries receives, for one KV head.
 
@@ -171,7 +171,7 @@ def highest(order, count):
     return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= room))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sizes", "counts"])
 def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
     """The survivors of one row. tensors: scores and novelty, None for those without survivors."""
     scores, novelty, out = tensors
@@ -198,7 +198,7 @@ def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
     tl.store(out + before + tl.minimum(others, left) - 1, j.to(tl.int64), mask=chosen)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sizes"])
 def compact(places, indices, sizes, kind: tl.constexpr, layout: tl.constexpr):
     """Move the rows of one head of one buffer to the front, in place, for a slice of the columns.
 

@@ -1,5 +1,6 @@
 """Triton kernels that work on the slots of pots, by address. Importing this module takes seconds;
-`pots` imports it when needed.
+`pots` imports it when needed. Numbers that differ from call to call are not specialised: each kind
+of them would be compiled anew.
 
 `places` is [3, rows] int64: for each row the address of a pot's raw keys [1, K, size, D], of its
 values [1, K, size, V], and its size. A recording stays valid for any pot: only `places` changes.
@@ -52,7 +53,7 @@ def append(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["share"])
 def attend_part(
     query,
     places,
@@ -173,7 +174,7 @@ def attend_part(
     tl.store(acc + at[:, None] * wide_value + d[None, :], mix)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def attend_join(
     acc,
     peak,
@@ -216,7 +217,7 @@ def attend_join(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start", "count"])
 def store(
     key,
     value,
@@ -247,7 +248,7 @@ def store(
     tl.store(aligned(places + 1, kind) + entry * value_width + j[None, :], v, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def fetch(
     places,
     cos,

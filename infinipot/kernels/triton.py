@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def rotate(
     x,
     out,
@@ -45,7 +45,7 @@ def rotate(
     tl.store(target + second, (b * c + a * s).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def losses(logits, targets, total, own, start, columns: tl.constexpr, stride, tile: tl.constexpr):
     """For one row: the log-sum-exp over its columns, and the target's logit if it is in them."""
     row = tl.program_id(0)

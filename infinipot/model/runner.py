@@ -94,9 +94,12 @@ class ModelRunner:
             self._find_output()
             self.rotations_by_size: dict[int, list[Rotation | None]] = {}
             self.scorings: dict[int, Scoring] = {}
+            self.alike = False
             pot = self.new_pot(Layout(2))
             trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
             self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
+            self.alike = not any(self.states) and len({layer.shape for layer in pot.bounded}) == 1
+            """Whether the entries of all layers have one shape, type and device."""
             self.ending: torch.device = trial.device
             self.vocabulary: int = self.head(trial).shape[-1]
             self._check_states()
@@ -138,6 +141,7 @@ class ModelRunner:
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Pots of one size share their rotations."""
         with torch.inference_mode(False):  # the pot may be used outside inference mode later
+            layout = replace(layout, alike=self.alike)
             return Pot(self.windows, self.states, self._rotations(layout), layout, self.device)
 
     def _rotations(self, layout: Layout) -> list[Rotation | None]:

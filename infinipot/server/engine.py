@@ -26,7 +26,7 @@ from infinipot.server.pot_store import PotStore
 from infinipot.server.prompts import Prompts
 from infinipot.server.scheduler import Scheduler
 from infinipot.server.settings import Settings
-from infinipot.server.slices import Slice, SliceTimer
+from infinipot.server.slices import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Slice, SliceTimer
 from infinipot.server.step import StepResult, spare_core, step
 from infinipot.server.stored_pot import PotLoader
 from infinipot.server.stream import Outbox
@@ -35,8 +35,6 @@ from infinipot.session import Session
 log = logging.getLogger("infinipot")
 T = TypeVar("T")
 
-CPU_CHUNK_TOKENS = 512
-GPU_CHUNK_TOKENS = 2048
 COUNT_S = 0.1
 """How often the gauges of /metrics are updated while the same jobs run."""
 

@@ -94,7 +94,7 @@ class Service:
             runner = ModelRunner(model)
             if self.settings.as_many_as_fit:
                 self._fit(runner)
-            warm_up(runner, self.settings)
+            warm_up(runner, tokenizer, self.settings)
             engine = Engine(runner, tokenizer, self.settings, self.metrics)
             engine.start()
             self._pots = NamedPots(engine.scheduler)

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from infinipot.server.jobs.base import Job
 
+CPU_CHUNK_TOKENS = 512
+GPU_CHUNK_TOKENS = 2048
+"""Most tokens of a slice, unless a job's config says otherwise."""
 ALONE_S = 0.8
 """Aim for a reading slice while no other job runs."""
 SHARED_S = 0.25

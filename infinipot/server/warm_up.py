@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.cache.pot import Pot
+from infinipot.config import PotConfig
+from infinipot.engine.cuda_graphs import PAD, SHORT, graph_cache
 from infinipot.engine.graph_step import ROWS
 from infinipot.model.runner import ModelRunner
 from infinipot.server.settings import Settings
+from infinipot.server.slices import GPU_CHUNK_TOKENS
 from infinipot.session import Session
 
 log = logging.getLogger("infinipot")
@@ -21,27 +27,48 @@ ROUNDS = 3
 """A first round loads kernels, a second one records, a third one needs nothing more."""
 
 
-def warm_up(runner: ModelRunner, settings: Settings) -> None:
+def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
     """Read trial texts, and make steps of all sizes for `max_sessions`, so that what follows finds
     its recordings. Does nothing where nothing is recorded."""
     graphs = graph_cache(runner)
-    if runner.device.type != "cuda" or graphs.unrecordable:
+    if runner.device.type != "cuda" or graphs.unrecordable or not bounded(settings.config):
         return
     started = time.perf_counter()
-    text = random.Random(0).choices(range(runner.vocabulary), k=2 * settings.config.pot_size)
-    session = Session(runner, None, settings.config)
     for _ in range(ROUNDS):
-        session = Session(runner, None, settings.config)
-        session.append(text, question=text[:CATALYST])
-    pot = session.pot
-    for rows in ROWS:
+        pot = trial(runner, tokenizer, settings.config)
+    for rows in range(PAD, int(pot.room) + 1, PAD):
+        ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
+        repeat(pot, partial(graphs.chunk, pot, ids, None, watched=True))
+    most = max(SHORT, settings.max_sessions)
+    for rows in [rows for rows in ROWS if rows <= pot.room]:
         ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)
-        for _ in range(ROUNDS):
-            before = pot.mark()
-            if rows > pot.room or graphs.step([pot], [rows], ids, watched=False) is None:
-                break
-            pot.rollback(before)
-        if rows >= settings.max_sessions:
+        repeat(pot, partial(graphs.step, [pot], [rows], ids, watched=False))
+        if rows >= most:
             break
     torch.cuda.synchronize(runner.device)
     log.info("recordings took %.1f s", time.perf_counter() - started)
+
+
+def bounded(config: PotConfig) -> bool:
+    """Whether pots are distilled while they are read."""
+    return config.policy.bounded and config.prefill == "bounded"
+
+
+def trial(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig) -> Pot:
+    """A pot as after a distillation of a request's text."""
+    text = random.Random(0).choices(range(runner.vocabulary), k=3 * config.pot_size)
+    question = text[:CATALYST]
+    session = Session(runner, tokenizer, config, template=True)
+    distillations = 0
+    while distillations < 2:
+        session.append_part(text, question, GPU_CHUNK_TOKENS, more=True)
+        distillations = session.stats.distillations
+    return session.pot
+
+
+def repeat(pot: Pot, read: Callable[[], object]) -> None:
+    """Read into a pot until that is recorded. Afterwards the pot is as before."""
+    for _ in range(ROUNDS):
+        before = pot.mark()
+        read()
+        pot.rollback(before)

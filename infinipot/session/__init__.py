@@ -118,16 +118,48 @@ class Session:
         catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
-            state = (dialogue.in_text, dialogue.answered)
-            before = self._reader.progress
-            dialogue.in_text = True
-            dialogue.answered = False
-            try:
-                self._reader.read(ids, catalyst, progress, more)
-            except BaseException:
-                if self._reader.progress == before:
-                    dialogue.in_text, dialogue.answered = state
-                raise
+            self._read(dialogue, ids, catalyst, progress, more)
+
+    def append_part(self, ids: list[int], question: Question, most: int, more: bool) -> int:
+        """Read the first of these ids: at most `most`, and only up to the next distillation.
+
+        For texts that are read in parts: parts that end where the pot is full are read fastest.
+        more: more follows these ids. Returns how many were read. Otherwise as `append`.
+        """
+        self._reader.check_idle()
+        dialogue = self._dialogue or self._new_dialogue(raw=True)
+        catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
+        self._begin(dialogue)
+        opening = dialogue.opening()
+        count = min(most, len(ids))
+        full = self._reader.until_full(catalyst)
+        if full is not None and len(opening) < full <= len(opening) + count:
+            count = full - len(opening)
+            more = more or count < len(ids)
+        else:
+            more = False
+        self._read(dialogue, opening + ids[:count], catalyst, None, more)
+        return count
+
+    def _read(
+        self,
+        dialogue: Dialogue,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None,
+        more: bool,
+    ) -> None:
+        """Read ids of a text, and note that in the dialogue."""
+        state = (dialogue.in_text, dialogue.answered)
+        before = self._reader.progress
+        dialogue.in_text = True
+        dialogue.answered = False
+        try:
+            self._reader.read(ids, catalyst, progress, more)
+        except BaseException:
+            if self._reader.progress == before:
+                dialogue.in_text, dialogue.answered = state
+            raise
 
     def _new_dialogue(self, raw: bool) -> Dialogue:
         """raw: the first text is token ids."""

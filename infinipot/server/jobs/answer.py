@@ -44,6 +44,8 @@ class Question:
 class AnswerJob(Job):
     """Reads a prompt, then answers."""
 
+    asks = True
+
     def __init__(self, question: Question, prompts: Prompts, send: Send) -> None:
         prompt = question.prompt
         super().__init__(question.config, send, system=prompt.system, templated=prompt.templated)

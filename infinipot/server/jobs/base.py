@@ -25,6 +25,8 @@ class Job:
     """The model that reads for this job; None: the engine's."""
     answering = False
     """Whether it waits for its next token."""
+    asks = False
+    """Whether a question follows the text."""
     ended = False
     generation: Generation | None = None
     """The answer, once it has begun."""
@@ -84,10 +86,11 @@ class Job:
     def read(self, max_tokens: int) -> None:
         """Read a slice."""
         ids = self.pending.popleft()
-        if len(ids) > max_tokens:
-            self.pending.appendleft(ids[max_tokens:])
-        self.own_session.append(ids[:max_tokens], question=self.question)
-        self.tokens_read += len(ids[:max_tokens])
+        more = bool(self.pending) or self.asks
+        count = self.own_session.append_part(ids, self.question, max_tokens, more)
+        if count < len(ids):
+            self.pending.appendleft(ids[count:])
+        self.tokens_read += count
 
     def take(self, token: int | None) -> None:
         """Take the answer's next token; None: the answer has ended."""
