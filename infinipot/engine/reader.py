@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
-from infinipot.cache.pot import Layout, Pot
+from infinipot.cache.layout import Layout
+from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine.distill import Distiller, take
 from infinipot.engine.plan import Plan

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from infinipot import compat
 from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
-from infinipot.cache.pot import Layout, Pot
+from infinipot.cache.layout import Layout
+from infinipot.cache.pot import Pot
 from infinipot.cache.rope import Rotation, alike
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
