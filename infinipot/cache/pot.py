@@ -17,7 +17,7 @@ from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.layout import Layout
 from infinipot.cache.recurrent import new_layer
-from infinipot.cache.rope import Rotation
+from infinipot.cache.rope import Rotation, copies
 from infinipot.cache.sizes import PotSizes
 from infinipot.cache.storage import Block
 from infinipot.compat import Cache
@@ -206,6 +206,11 @@ class Pot(PotSizes, Bookkeeping, Cache):
                 layer.copy(twin.block) if isinstance(layer, PotLayer) else layer.copy()
                 for layer in self.layers
             ]
+        if self.size is None and any(r and r.depends_on_length for r in self.rotations):
+            # the tables grow with the pot
+            twin.rotations = copies(self.rotations)
+            for layer, rotation in zip(twin.layers, twin.rotations, strict=True):
+                layer.rotation = rotation
         twin.last_ids = self.newest.clone()
         twin.unmerged = ()
         twin._places = None

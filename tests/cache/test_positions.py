@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from families import FAMILIES
+from families import runner as runner_of
 from helpers import CATALYST, random_ids
 from tiny import make_tiny
 
@@ -134,3 +135,28 @@ def test_a_pot_without_a_bound_shares_with_none() -> None:
     assert len({id(pot.rotations[0]) for pot in (bounded, one, other)}) == 3
     assert {len(cos) for cos in tables(bounded)} == {64}
     assert not other.rotations[0].tables
+
+
+def test_a_copy_that_grows_leaves_the_original_s_frequencies() -> None:
+    """Without a bound, where they depend on the length: after the copy's table has grown, the original goes on to the same bits."""
+    runner = ModelRunner(FAMILIES["Llama, dynamic, long"].build())
+    one, other = (Session(runner, None, PotConfig(policy="full")) for _ in range(2))
+    for session in (one, other):
+        session.append(random_ids(900))
+    fork = one.fork()
+    fork.append(random_ids(400, seed=2))
+    assert fork.pot.rotations is not one.pot.rotations
+    assert fork.pot.bounded[0].rotation is fork.pot.rotations[0]
+    for session in (one, other):
+        session.append(random_ids(3, seed=3))
+    assert torch.equal(one.logits, other.logits)
+    plain = Session(ModelRunner(make_tiny("llama")), None, PotConfig(policy="full"))
+    assert plain.fork().pot.rotations is plain.pot.rotations, "one recording serves both"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_which_frequencies_depend_on_the_length(family: str) -> None:
+    rotations = [rotation for rotation in runner_of(family).rotations if rotation is not None]
+    depend = {rotation.depends_on_length for rotation in rotations}
+    if rotations:
+        assert depend == {FAMILIES[family].frequencies is not None}
