@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
+from infinipot.cache.storage import Block
 
 
 class PotSizes:
@@ -15,6 +16,7 @@ class PotSizes:
 
     layers: list[Any]
     bounded: list[PotLayer]
+    block: Block | None
     hidden: Tensor | None
 
     @property
@@ -44,6 +46,8 @@ class PotSizes:
 
     @property
     def entry_bytes(self) -> int:
+        if self.block is not None and len(self.bounded) == len(self.layers):
+            return len(self.layers) * self.bounded[0].entry_bytes()  # all are alike
         return sum(layer.entry_bytes() for layer in self.layers)
 
     @property

@@ -34,10 +34,10 @@ CHUNKS = 64
 """Most recorded chunks of a model, by their place in the pot."""
 FIRST_CHUNKS = 64
 """Most chunks that are remembered without a recording."""
-PAD = 128
-"""Chunks are padded to a multiple of this, so that few recordings serve all lengths."""
-SHORT = 128
-"""A text up to this length is read as rows of a step."""
+PART = 128
+"""Texts are read in parts of this length times a power of two. Shorter ones are rows of a step."""
+TAIL = 1024
+"""The end of a text, up to this length, is read in one pass. It is padded to a multiple of PART."""
 F = TypeVar("F", bound=AddressForward)
 T = TypeVar("T")
 
@@ -124,6 +124,41 @@ class GraphCache:
         self.steps.keep(key, step)
         return self._run(step, lambda: step(pots, counts, ids, self.record))
 
+    def part(self, pot: Pot, begin: int, count: int, fills: bool) -> int:
+        """How many of `count` tokens to read in one pass.
+
+        Parts begin and end at few places of a pot, so that few recordings serve all texts. begin:
+        the slot where reading began, after a distillation or at the start. fills: `count` tokens
+        fill the pot, and may be read in one pass.
+        """
+        if not self.usable(pot) or count < PART:
+            return count
+        read = pot.length - begin
+        beyond = read % PART
+        if beyond:
+            return min(count, PART - beyond)
+        if fills or (count % PART and count < TAIL):
+            return count
+        part = PART << ((count // PART).bit_length() - 1)
+        if read:
+            part = min(part, read & -read)
+        return part
+
+    def rounded(self, pot: Pot, begin: int, count: int) -> int:
+        """At most `count`: a number of tokens after which a part ends. begin: as for `part`."""
+        beyond = (pot.length - begin + count) % PART
+        if not self.usable(pot) or beyond >= count:
+            return count
+        return count - beyond
+
+    def short(self, count: int) -> bool:
+        """Whether `count` tokens are read as rows of a step."""
+        return count < PART
+
+    def usable(self, pot: Pot) -> bool:
+        """Whether reading into a pot can be recorded."""
+        return self.possible(pot.last_ids) and (pot.by_address or not pot.length)
+
     def chunk(
         self, pot: Pot, ids: Tensor, look: CatalystLook | None, watched: bool
     ) -> tuple[Tensor, ByLayer] | None:
@@ -139,12 +174,12 @@ class GraphCache:
             return None
         pot.reserve(count)
         start = pot.length
-        rows = count
-        if look is None and pot.size is not None:
-            rows = min(-(-count // PAD) * PAD, int(pot.room))
         seen = look
         if look is not None and any_catalyst(pot, look):
             seen = dataclasses.replace(look, rows=0)
+        rows = count
+        if look is None and count + -count % PART <= pot.bounded[0].capacity - start:
+            rows = count + -count % PART
         key = (start, rows, seen, id(pot.rotations))
         chunk = self.chunks.take(key, pot) or self.first_chunks.take(key, pot)
         if chunk is None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
-from infinipot.engine.cuda_graphs import SHORT, graph_cache
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
@@ -53,7 +53,7 @@ def recorded(
     read, if there is none."""
     graphs = graph_cache(runner)
     batch, count = ids.shape
-    if look is None and ids.numel() <= SHORT:
+    if look is None and graphs.short(ids.numel()):
         step = graphs.step(pots, [count] * batch, ids.reshape(-1, 1), watched=True)
         return step and (step[0].view(batch, count, -1), {})
     if batch > 1 or (look is not None and look.once):
@@ -166,7 +166,8 @@ class Distiller:
             scores = torch.cat([x for x in judged if x is not None])
         layers = seen[0]
         if len(places) > 1 and layers.novelty is not None:  # all that `Policy.choose` looks at
-            layers = dataclasses.replace(layers, novelty=novelty[..., pot.pinned :])
+            free = novelty[..., pot.pinned :].contiguous()
+            layers = dataclasses.replace(layers, novelty=free)
         indices = policy.choose(layers, scores, budget)
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
         past = None
@@ -225,7 +226,7 @@ class Distiller:
         """
         prescored: ByLayer | None = None
         while ids.shape[1]:
-            chunk = ids[:, : self.make_room(pot, catalyst, prescored)]
+            chunk = ids[:, : self._part(pot, ids.shape[1], catalyst, prescored)]
             ids = ids[:, chunk.shape[1] :]
             suffix = None
             if more or ids.shape[1]:
@@ -235,6 +236,21 @@ class Distiller:
                 progress()
         if more:
             self.make_room(pot, catalyst, prescored)
+
+    def _part(
+        self, pot: Pot, count: int, catalyst: Tensor | None, prescored: ByLayer | None
+    ) -> int:
+        """How many of `count` tokens to read in the next pass. Distils a full pot first."""
+        most = self.make_room(pot, catalyst, prescored)
+        fills = most <= count and most == pot.room - self.plan.reserve(catalyst)
+        graphs = graph_cache(self.runner)
+        return graphs.part(pot, self.begin(pot), min(count, most), fills)
+
+    def begin(self, pot: Pot) -> int:
+        """The slot where reading began: after the survivors, or after the pinned entries."""
+        if pot.distillations:
+            return pot.pinned + self.plan.distill_to
+        return pot.pinned
 
     def suffix(self, pot: Pot, ids: Tensor, catalyst: Tensor | None) -> Suffix | None:
         """The catalyst to read behind ids [1, T]: if they fill the pot, and if that is possible."""

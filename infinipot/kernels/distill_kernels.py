@@ -171,7 +171,7 @@ def highest(order, count):
     return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= room))
 
 
-@triton.jit(do_not_specialize=["sizes", "counts"])
+@triton.jit(do_not_specialize=["strides", "sizes", "counts"])
 def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
     """The survivors of one row. tensors: scores and novelty, None for those without survivors."""
     scores, novelty, out = tensors

@@ -152,14 +152,16 @@ class ModelRunner:
         if layout.size is None:
             return rotations
         size = max(layout.sizes or (layout.size,))
-        if size not in self.rotations_by_size:
-            for rotation in filter(None, rotations):
-                rotation.reserve(size, self.device)
-            shared = [other for other in self.rotations_by_size.values() if alike(rotations, other)]
-            self.rotations_by_size[size] = next(iter(shared), rotations)
-            for rotation in filter(None, self.rotations_by_size[size]):
-                rotation.reserve(size, self.device)
-        return self.rotations_by_size[size]
+        with IN_USE:  # other threads make pots, too
+            known = self.rotations_by_size
+            if size not in known:
+                for rotation in filter(None, rotations):
+                    rotation.reserve(size, self.device)
+                shared = [other for other in known.values() if alike(rotations, other)]
+                known[size] = next(iter(shared), rotations)
+                for rotation in filter(None, known[size]):
+                    rotation.reserve(size, self.device)
+            return known[size]
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A saved pot's tensors, each on its layer's device."""

@@ -9,15 +9,17 @@ from torch import Tensor
 
 from infinipot.kernels import launch
 
-BLOCK = {"cpu": 1 << 12, "mps": 1 << 12, "cuda": 1 << 14}
+BLOCK = {"cpu": 1 << 12, "mps": 1 << 12, "cuda": 1 << 16}
 """Columns of the vocabulary at a time, by kind of device.
 
 Blocks of columns, not of rows, read the head's weights only once per chunk. Blocks are small on a
 CPU: the C library keeps freed memory of about one block, and large blocks would make the peak
 memory of a long run vary.
 """
-LOGITS_AT_ONCE = 1 << 24
-"""Most logits in memory at a time (64 MiB in float32). A chunk times the vocabulary is larger."""
+LOGITS_AT_ONCE = {"cpu": 1 << 21, "mps": 1 << 21, "cuda": 1 << 26}
+"""Most logits in memory at a time, by kind of device: 8 MiB in float32, 128 MiB in half precision. A
+text times the vocabulary is larger."""
+OTHER_LOGITS_AT_ONCE = 1 << 24
 
 Head = Callable[[Tensor, slice], Tensor]
 """(hidden states [B, T, hidden], range of token ids) -> the model's logits [B, T, ids], with its
@@ -34,7 +36,8 @@ def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block:
     scores survivors again in the compressed context. This is not possible here: heads keep
     different tokens, so there is no single compressed text.
     """
-    rows = max(1, LOGITS_AT_ONCE // block)
+    most = LOGITS_AT_ONCE.get(hidden.device.type, OTHER_LOGITS_AT_ONCE)
+    rows = max(1, most // block)
     return torch.cat(
         [
             _losses(head, h, t, vocabulary, block)

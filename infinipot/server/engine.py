@@ -26,7 +26,7 @@ from infinipot.server.pot_store import PotStore
 from infinipot.server.prompts import Prompts
 from infinipot.server.scheduler import Scheduler
 from infinipot.server.settings import Settings
-from infinipot.server.slices import CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS, Slice, SliceTimer
+from infinipot.server.slices import Slice, SliceTimer
 from infinipot.server.step import StepResult, spare_core, step
 from infinipot.server.stored_pot import PotLoader
 from infinipot.server.stream import Outbox
@@ -58,9 +58,7 @@ class Engine:
         self.store = PotStore(settings.pot_dir, settings.pot_files, settings.shared)
         loader = PotLoader(runner, tokenizer, settings.config, origin(runner.model, tokenizer))
         self.files = PotFiles(self.store, self.disk, loader, metrics)
-        on_cpu = runner.device.type == "cpu"
-        chunk_tokens = CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS
-        self.timer = SliceTimer(chunk_tokens, settings.max_stall_s)
+        self.timer = SliceTimer(runner.device.type, settings.max_stall_s)
         self.scheduler = Scheduler(settings, self.files, self.timer, self._new_session)
         self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()

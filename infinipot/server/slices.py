@@ -17,11 +17,13 @@ SHARED_S = 0.25
 """Aim for a reading slice while others read, and none answers."""
 MAX_STALL_S = 0.25
 """Most seconds of reading between two tokens of an answer."""
-LEAST_TOKENS = 64
-"""Smaller slices would cost more than they help. Others are this times a power of two: where slices
-begin and end at few places, their recordings are used again."""
-MAX_LEAD_S = 2.0
-"""How much longer a long reading may wait than a short one."""
+CPU_LEAST_TOKENS = 64
+GPU_LEAST_TOKENS = 128
+"""Smaller slices would cost more than they help. Others are this times a power of two."""
+LONG_S = 10.0
+"""Readings that take longer give way to others."""
+MAX_WAIT_S = 2.0
+"""How long a long reading may wait for others."""
 STALL_STEPS = 1.5
 """Time for reading between two steps, in steps, beside one for each job that reads: a single upload
 makes answers wait little, and a crowd of new prompts is not kept waiting by the first answers."""
@@ -42,24 +44,29 @@ class SliceTimer:
     """Chooses slices, and measures them.
 
     - Between two steps of the answers there is reading for a limited time.
-    - The reading with the fewest seconds left comes first, less the time that it has waited.
+    - Readings come in the order in which they would end if each were alone. Long ones come after
+      the others, and in turn.
     - Reading slices are sized by the measured speed.
     """
 
-    def __init__(self, chunk_tokens: int, max_stall_s: float = MAX_STALL_S) -> None:
-        """chunk_tokens: most tokens of a slice, unless a job's config says otherwise. max_stall_s:
-        most seconds of reading between two tokens of an answer, if slices can be that small."""
-        self.chunk_tokens = chunk_tokens
+    def __init__(self, device: str, max_stall_s: float = MAX_STALL_S) -> None:
+        """device: `cpu`, or another kind. max_stall_s: most seconds of reading between two tokens of
+        an answer, if slices can be that small."""
+        self.chunk_tokens = GPU_CHUNK_TOKENS
+        self.least_tokens = GPU_LEAST_TOKENS
+        if device == "cpu":
+            self.chunk_tokens = CPU_CHUNK_TOKENS
+            self.least_tokens = CPU_LEAST_TOKENS
         self.max_stall_s = max_stall_s
-        self._token_s = 0.0
-        """Measured seconds to read one token; 0: not measured yet."""
+        self._slice_s: dict[int, float] = {}
+        """Measured seconds of a reading slice, by its tokens."""
         self._step_s = 0.0
         """Measured seconds of a step of the answers."""
         self._read_s = 0.0
         """Seconds of reading since the last step."""
 
     def admitted(self, job: Job) -> None:
-        job.last_slice_s = time.perf_counter()
+        job.admitted_s = job.last_slice_s = time.perf_counter()
 
     def choose(self, running: Sequence[Job]) -> Slice | None:
         readers = [job for job in running if job.readable]
@@ -68,16 +75,16 @@ class SliceTimer:
             return None
         if not readers:
             return Slice(answers=answers)
-        now = time.perf_counter()
-        reader = min(readers, key=lambda job: self._rank(job, now))
+        reader = self._next_reader(readers)
         if not answers:
             aim_s = ALONE_S if len(running) == 1 else SHARED_S
             return Slice(reader, self._size(reader, aim_s))
         aim_s = self._pause_s(len(readers)) - self._read_s
-        least_s = min(reader.remaining_tokens, LEAST_TOKENS) * self._token_s
-        if (self._read_s and aim_s < least_s) or not self._step_s:
+        tokens = self._size(reader, aim_s)
+        least_s = self._estimate_s(min(reader.remaining_tokens, tokens))
+        if not self._step_s or (self._read_s and least_s > aim_s):
             return Slice(answers=answers)
-        return Slice(reader, self._size(reader, aim_s))
+        return Slice(reader, tokens)
 
     def record(self, piece: Slice, started: float, tokens: int) -> None:
         """Note a slice that is done. started: of time.perf_counter. tokens: read in it."""
@@ -88,25 +95,41 @@ class SliceTimer:
             return
         self._read_s += now - started
         piece.reader.last_slice_s = now
-        if tokens >= LEAST_TOKENS:
-            self._token_s = _average(self._token_s, (now - started) / tokens)
+        if tokens:
+            size = self.least_tokens
+            while size < tokens:
+                size *= 2
+            self._slice_s[size] = _average(self._slice_s.get(size, 0.0), now - started)
+
+    def _estimate_s(self, tokens: int) -> float:
+        """Seconds to read some tokens, from slices of about that size. 0: nothing is known yet."""
+        larger = [size for size in self._slice_s if size >= tokens]
+        if larger:
+            return self._slice_s[min(larger)]
+        largest = max(self._slice_s, default=0)
+        return self._slice_s.get(largest, 0.0) * tokens / max(1, largest)
 
     def _pause_s(self, readers: int) -> float:
         """Time for reading between two steps."""
         return min(self.max_stall_s, self._step_s * (STALL_STEPS + readers - 1))
 
-    def _rank(self, job: Job, now: float) -> float:
-        """Seconds left to read, less the seconds waited. The lowest comes first."""
-        left_s = min(job.remaining_tokens * self._token_s, MAX_LEAD_S)
-        return left_s - (now - job.last_slice_s)
+    def _next_reader(self, readers: Sequence[Job]) -> Job:
+        def left_s(job: Job) -> float:
+            return self._estimate_s(job.remaining_tokens)
+
+        long = [job for job in readers if left_s(job) > LONG_S]
+        others = [job for job in readers if left_s(job) <= LONG_S]
+        if long:
+            oldest = min(long, key=lambda job: job.last_slice_s)
+            if not others or time.perf_counter() - oldest.last_slice_s > MAX_WAIT_S:
+                return oldest
+        return min(others, key=lambda job: job.admitted_s + left_s(job))
 
     def _size(self, job: Job, aim_s: float) -> int:
-        """Tokens of a reading slice: the whole chunk, or LEAST_TOKENS times a power of two."""
+        """Tokens of a reading slice: the whole chunk, or `least_tokens` times a power of two."""
         most = job.config.chunk_tokens or self.chunk_tokens
-        if most * self._token_s <= aim_s:
-            return most
-        tokens = LEAST_TOKENS
-        while 2 * tokens * self._token_s <= aim_s:
+        tokens = self.least_tokens
+        while tokens < most and self._estimate_s(2 * tokens) <= aim_s:
             tokens *= 2
         return min(most, tokens)
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import PAD, SHORT, graph_cache
+from infinipot.engine.cuda_graphs import PART, TAIL, graph_cache
 from infinipot.engine.graph_step import ROWS
 from infinipot.model.runner import ModelRunner
 from infinipot.server.settings import Settings
@@ -22,7 +22,12 @@ from infinipot.session import Session
 
 log = logging.getLogger("infinipot")
 CATALYST = 32
-"""Tokens of the question by which trial texts are distilled. Recordings serve other lengths, too."""
+"""Least tokens of the questions by which trial texts are distilled."""
+TRIALS = 16
+"""Trial texts, each with a longer question. Kernels are compiled for numbers that 16 divides, and for
+others: all cases must have come."""
+PARTS = [PART << power for power in range(GPU_CHUNK_TOKENS.bit_length() - PART.bit_length() + 1)]
+"""Tokens of a slice: as many as others leave time for."""
 ROUNDS = 3
 """A first round loads kernels, a second one records, a third one needs nothing more."""
 
@@ -34,12 +39,13 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
     if runner.device.type != "cuda" or graphs.unrecordable or not bounded(settings.config):
         return
     started = time.perf_counter()
-    for _ in range(ROUNDS):
-        pot = trial(runner, tokenizer, settings.config)
-    for rows in range(PAD, int(pot.room) + 1, PAD):
+    for number in range(TRIALS):
+        most = PARTS[number % len(PARTS)]
+        pot = trial(runner, tokenizer, settings.config, most, CATALYST + number)
+    for rows in range(PART, int(min(TAIL, pot.room)) + 1, PART):
         ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
         repeat(pot, partial(graphs.chunk, pot, ids, None, watched=True))
-    most = max(SHORT, settings.max_sessions)
+    most = max(PART, settings.max_sessions)
     for rows in [rows for rows in ROWS if rows <= pot.room]:
         ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)
         repeat(pot, partial(graphs.step, [pot], [rows], ids, watched=False))
@@ -54,15 +60,23 @@ def bounded(config: PotConfig) -> bool:
     return config.policy.bounded and config.prefill == "bounded"
 
 
-def trial(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig) -> Pot:
-    """A pot as after a distillation of a request's text."""
+def trial(
+    runner: ModelRunner,
+    tokenizer: PreTrainedTokenizerBase,
+    config: PotConfig,
+    most: int,
+    catalyst: int,
+) -> Pot:
+    """A pot as after a distillation of a request's text. most: tokens of a slice. catalyst: tokens
+    of the question."""
     text = random.Random(0).choices(range(runner.vocabulary), k=3 * config.pot_size)
-    question = text[:CATALYST]
+    question = text[:catalyst]
     session = Session(runner, tokenizer, config, template=True)
-    distillations = 0
-    while distillations < 2:
-        session.append_part(text, question, GPU_CHUNK_TOKENS, more=True)
-        distillations = session.stats.distillations
+    while session.stats.distillations < 3:
+        session.append_part(text, question, most, more=True)
+    # a distillation whose catalyst is read by itself
+    session.append_part(text, question, PART, more=False)
+    session._reader.distiller.distill(session.pot, session._reader.last_catalyst)
     return session.pot
 
 

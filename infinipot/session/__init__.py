@@ -114,7 +114,9 @@ class Session:
         catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
         self._begin(dialogue)
         opening = dialogue.opening()
-        count = min(most, len(ids))
+        count = len(ids)
+        if most < count:
+            count = self._reader.rounded(most)
         full = self._reader.until_full(catalyst)
         if full is not None and len(opening) < full <= len(opening) + count:
             count = full - len(opening)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from families import FAMILIES
@@ -152,6 +154,15 @@ def test_a_copy_that_grows_leaves_the_original_s_frequencies() -> None:
     assert torch.equal(one.logits, other.logits)
     plain = Session(ModelRunner(make_tiny("llama")), None, PotConfig(policy="full"))
     assert plain.fork().pot.rotations is plain.pot.rotations, "one recording serves both"
+
+
+def test_threads_make_pots_of_many_sizes() -> None:
+    runner = ModelRunner(make_tiny("llama"))
+    sizes = range(8, 200)
+    with ThreadPoolExecutor(4) as threads:
+        pots = list(threads.map(lambda size: runner.new_pot(Layout(size)), sizes))
+    assert len({id(pot.rotations) for pot in pots}) == 1
+    assert {len(cos) for cos in tables(pots[0])} == {max(sizes)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

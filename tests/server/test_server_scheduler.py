@@ -10,7 +10,7 @@ import pytest
 from live import live
 
 from infinipot import PotConfig
-from infinipot.server.slices import LEAST_TOKENS, MAX_LEAD_S, SliceTimer
+from infinipot.server.slices import CPU_LEAST_TOKENS, MAX_WAIT_S, SliceTimer
 
 CHUNK = 512
 
@@ -20,6 +20,7 @@ def reader(tokens: int, waited_s: float = 0.0) -> Any:
         readable=True,
         answering=False,
         remaining_tokens=tokens,
+        admitted_s=time.perf_counter() - waited_s,
         last_slice_s=time.perf_counter() - waited_s,
         config=PotConfig(pot_size=1024),
     )
@@ -30,8 +31,8 @@ def answer(stalled: bool = False) -> Any:
 
 
 def timer_of(tokens_per_s: float) -> SliceTimer:
-    timer = SliceTimer(CHUNK)
-    timer._token_s = 1 / tokens_per_s
+    timer = SliceTimer("cpu")
+    timer._slice_s = {tokens: tokens / tokens_per_s for tokens in (64, 128, 256, 512)}
     return timer
 
 
@@ -82,16 +83,32 @@ def test_answers_that_nobody_fetches_do_not_block_reading() -> None:
 def test_the_shortest_reading_comes_first_unless_another_has_waited() -> None:
     timer = timer_of(1000)
     short, long = reader(100), reader(100_000)
-    for waited_s, first in ((0.0, short), (MAX_LEAD_S / 2, short), (MAX_LEAD_S + 1, long)):
+    for waited_s, first in ((0.0, short), (MAX_WAIT_S / 2, short), (MAX_WAIT_S + 1, long)):
         long.last_slice_s = time.perf_counter() - waited_s
         piece = timer.choose([long, short])
         assert piece is not None
         assert piece.reader is first
 
 
+def test_readings_of_one_length_come_in_order() -> None:
+    """Each is finished before the next begins, so that the median waits half as long as with turns."""
+    timer = timer_of(1000)
+    jobs = [reader(5000, waited_s=1.0 - number / 10) for number in range(4)]
+    finished = []
+    while jobs:
+        piece = timer.choose(jobs)
+        assert piece is not None
+        piece.reader.remaining_tokens -= piece.max_tokens
+        timer.record(piece, time.perf_counter() - piece.max_tokens / 1000, piece.max_tokens)
+        for job in [job for job in jobs if job.remaining_tokens <= 0]:
+            finished.append(job.admitted_s)
+            jobs.remove(job)
+    assert finished == sorted(finished)
+
+
 @pytest.mark.parametrize(
     ("tokens_per_s", "alone", "shared"),
-    [(10_000, CHUNK, CHUNK), (500, 256, 64), (10, LEAST_TOKENS, LEAST_TOKENS)],
+    [(10_000, CHUNK, CHUNK), (500, 256, 64), (10, CPU_LEAST_TOKENS, CPU_LEAST_TOKENS)],
 )
 def test_slices_are_sized_by_speed(tokens_per_s: float, alone: int, shared: int) -> None:
     timer = timer_of(tokens_per_s)
@@ -103,12 +120,15 @@ def test_slices_are_sized_by_speed(tokens_per_s: float, alone: int, shared: int)
 
 
 def test_the_speed_is_measured() -> None:
-    timer = SliceTimer(CHUNK)
-    for _ in range(20):
+    """By size: short slices cost more a token, and say nothing of long ones."""
+    timer = SliceTimer("cpu")
+    for size in (512, 60, 512, 60, 512):
         piece = timer.choose([reader(10_000)])
         assert piece is not None
-        timer.record(piece, time.perf_counter() - 0.001 * piece.max_tokens, piece.max_tokens)
-    assert timer._token_s == pytest.approx(0.001, rel=0.1)
+        timer.record(piece, time.perf_counter() - 0.1 - 0.001 * size, size)
+    assert timer._slice_s[512] == pytest.approx(0.612, rel=0.1)
+    assert timer._slice_s[64] == pytest.approx(0.16, rel=0.1)
+    assert timer._estimate_s(1024) == pytest.approx(1.224, rel=0.1)
 
 
 def test_only_views_of_the_lists_are_public() -> None:

@@ -46,6 +46,8 @@ class Job:
         """Ids to read."""
         self.question: str | list[int] | None = None
         """The catalyst."""
+        self.admitted_s = 0.0
+        """When it got its place."""
         self.last_slice_s = 0.0
         """When it last read, or was admitted."""
         self.tokens_read = 0
