@@ -84,12 +84,9 @@ def functions() -> list[tuple[str, FUNCTION]]:
     found = []
     for module, path in MODULES.items():
         for node in nodes(path):
-            if (
-                isinstance(node, FUNCTION)
-                and module != "infinipot.kernels.triton"
-                and not any(
-                    ".command(" in ast.unparse(decorator) for decorator in node.decorator_list
-                )
+            if isinstance(node, FUNCTION) and not any(
+                ".command(" in ast.unparse(decorator) or "triton.jit" in ast.unparse(decorator)
+                for decorator in node.decorator_list
             ):
                 found.append((f"{module}.{node.name}", node))
     return found

@@ -123,14 +123,14 @@ def test_entries_are_kept_per_kv_head_never_repeated() -> None:
 def test_an_answer_turns_only_its_own_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding costs no more than with an ordinary cache: of all entries, only the token's own key and query are turned."""
     turned: list[int] = []
-    original = Rotation.slots
+    original = Rotation.rotate
 
     def watched(self: Rotation, x: torch.Tensor, start: int) -> torch.Tensor:
         turned.append(x.shape[-2])
         return original(self, x, start)
 
     one = session(make_tiny("llama"), 45)
-    monkeypatch.setattr(Rotation, "slots", watched)
+    monkeypatch.setattr(Rotation, "rotate", watched)
     list(one.stream_ids([3], max_tokens=8, pick=greedy, stop_ids=set()))
     assert turned
     assert set(turned) == {1}

@@ -8,7 +8,6 @@ makes it anew from the raw keys, so errors do not accumulate.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.rope import Rotation
+from infinipot.cache.slot_pair import SlotPair
 from infinipot.cache.storage import Block, Slots
 from infinipot.cache.survivors import SurvivorRecords
 from infinipot.compat import CacheLayerMixin
@@ -30,7 +30,7 @@ class PotOverflow(AssertionError):
     """More entries than a layer's size: a bug of this library, never of its user."""
 
 
-class PotLayer(SurvivorRecords, CacheLayerMixin):
+class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
     """Entries of one layer in `size` slots, [B, K, size, D]. Slots 0 .. length-1 contain entries, in
     text order.
 
@@ -41,7 +41,6 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
 
     is_sliding = is_compileable = is_croppable = False
     window: int | None = None
-    slots: tuple[Slots, Slots]
     rotated: Tensor | None
 
     def __init__(
@@ -59,34 +58,6 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         self.kind = kind
         self.attention_stats = attention_stats
         self.length = self.peak = self.position = 0
-        self.block: Block | None = None
-        """Memory that the layer shares with others; None: its own."""
-        self.number = 0
-        """The layer's number in the block."""
-
-    def share(self, block: Block | None, number: int) -> None:
-        """Use a part of this memory for the slots."""
-        self.block = block
-        self.number = number
-
-    @property
-    def keys(self) -> Tensor:
-        """Raw keys of all slots, [B, K, size, D]."""
-        return self.slots[0].read(0, self.slots[0].size)
-
-    @property
-    def values(self) -> Tensor:
-        return self.slots[1].read(0, self.slots[1].size)
-
-    @property
-    def capacity(self) -> int:
-        """Number of allocated slots."""
-        return self.slots[0].size
-
-    @property
-    def width(self) -> int:
-        """Number of elements of one token's keys and values, in all heads."""
-        return sum(slots.data.shape[1] * slots.data.shape[3] for slots in self.slots)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.device = key_states.device
@@ -99,10 +70,7 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
     def _allocate(self, size: int, key: Tensor, value: Tensor) -> None:
         if self.rotation is not None:
             self.rotation.reserve(size, key.device)
-        if self.block is not None and size == self.size:
-            self.slots = self.block.slots(self.number, (key, value), size)
-        else:
-            self.slots = (Slots(key, size, self.kind), Slots(value, size, self.kind))
+        self.slots = self.new_slots(size, key, value)
         self.rotated = None
         if self.rotation is not None and self.kind is None and not self._rotates_when_read(key):
             self.rotated = Slots(key, size).data
@@ -124,9 +92,6 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         if self.rotated is not None:
             return self.rotated[:, :, start:stop]
         return self._rotate(self.slots[0].read(start, stop), start)
-
-    def read_values(self, start: int, stop: int) -> Tensor:
-        return self.slots[1].read(start, stop)
 
     def update(
         self,
@@ -180,18 +145,6 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
             and self.reset
             and all(slots.data.shape[0] == 1 for slots in self.slots)
         )
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What layers must share to be in one `Block`."""
-        shapes = [(*slots.data.shape[:2], slots.data.shape[3]) for slots in self.slots]
-        return (*shapes, self.dtype, self.device)
-
-    @property
-    def place(self) -> tuple[int, int, int]:
-        """Address of the raw keys, of the values, and the capacity."""
-        keys, values = self.slots
-        return keys.data.data_ptr(), values.data.data_ptr(), keys.size
 
     def note_peak(self, peak: int) -> None:
         """Note a number of entries at one moment."""
@@ -272,11 +225,7 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
         twin.block = block
         if self.is_initialized:
             with torch.inference_mode(False):
-                data: Sequence[Tensor | None] = (None, None)
-                if block is not None and block.tensors:
-                    data = [x[self.number] for x in block.tensors]
-                keys, values = self.slots
-                twin.slots = (keys.copy(data[0]), values.copy(data[1]))
+                twin.slots = self.copy_slots(block)
                 if self.rotated is not None:
                     twin.rotated = self.rotated.clone()
         return twin
@@ -298,8 +247,11 @@ class PotLayer(SurvivorRecords, CacheLayerMixin):
     def restore(
         self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
     ) -> None:
-        """dtype: the model's, which need not be that of the stored entries."""
+        """dtype: the model's, which need not be that of the stored entries. Raises ValueError for
+        more entries than the size."""
         length = state["keys"].shape[2]
+        if self.size is not None and length > self.size:
+            raise ValueError(f"{length} entries in a pot of {self.size}")
         like = [state[name][:, :, :0].to(dtype) for name in ("keys", "values")]
         self.lazy_initialization(*like)
         if length > self.slots[0].size:

@@ -12,49 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import NEWEST, SAVED, Bookkeeping
+from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
+from infinipot.cache.layout import Layout
 from infinipot.cache.recurrent import new_layer
-from infinipot.cache.rope import Rotation
-from infinipot.cache.storage import Block, compact_slots
+from infinipot.cache.rope import Rotation, copies
+from infinipot.cache.sizes import PotSizes
+from infinipot.cache.storage import Block
 from infinipot.compat import Cache
-from infinipot.kernels import distill as kernels
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The shape of a pot.
-
-    size: |M|, None without a bound. sizes: |M| of each bounded layer, if they differ. reset:
-    CR-RoPE. kind: the eight-bit type of stored entries, None for the model's own. attention_stats:
-    what layers remember of attention. grouping: (number of distant entries that share a position,
-    number of newest entries that do not), for SelfExtend. distils: whether it is ever distilled.
-    scores: whether NuC will be needed. alike: whether entries of all bounded layers have one shape.
-    """
-
-    size: int | None
-    sizes: tuple[int, ...] | None = None
-    reset: bool = True
-    kind: str | None = None
-    attention_stats: AttentionStats | None = None
-    grouping: tuple[int, int] | None = None
-    distils: bool = True
-    scores: bool = False
-    alike: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What L layers of a pot keep. places: their numbers among the bounded ones. indices: [L, K, C]
-    int64, ascending, with the pinned entries. index, novelty, past: place in the text, NuC and score
-    of all entries before, [L, K, P]; past None if scores are not stored."""
-
-    places: list[int]
-    indices: Tensor
-    index: Tensor
-    novelty: Tensor
-    past: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +35,7 @@ class Mark:
         return self.books.distillations
 
 
-class Pot(Bookkeeping, Cache):
+class Pot(PotSizes, Bookkeeping, Cache):
     """The entries of all layers and their bookkeeping. Only the pot writes to them."""
 
     def __init__(
@@ -115,44 +81,6 @@ class Pot(Bookkeeping, Cache):
         self.bounded = [layer for layer in self.layers if isinstance(layer, PotLayer)]
         """The layers with full attention, which the size bounds."""
 
-    @property
-    def length(self) -> int:
-        """Entries per head, in the longest bounded layer."""
-        return max(layer.length for layer in self.bounded)
-
-    @property
-    def entries(self) -> int:
-        """Entries per head, the mean over the bounded layers, rounded up."""
-        return -(-sum(layer.length for layer in self.bounded) // len(self.bounded))
-
-    @property
-    def room(self) -> float:
-        """How many more entries fit into every layer; infinite without a bound."""
-        rooms = [layer.size - layer.length for layer in self.bounded if layer.size is not None]
-        return min(rooms, default=torch.inf)
-
-    @property
-    def peak(self) -> int:
-        """Most entries of a bounded layer at any moment; the mean over layers, rounded up, if they
-        differ in size."""
-        peaks = [layer.peak for layer in self.bounded]
-        if len({layer.size for layer in self.bounded}) > 1:
-            return -(-sum(peaks) // len(peaks))
-        return max(peaks)
-
-    @property
-    def entry_bytes(self) -> int:
-        if self.block is not None and len(self.bounded) == len(self.layers):
-            return len(self.layers) * self.bounded[0].entry_bytes()  # all are alike
-        return sum(layer.entry_bytes() for layer in self.layers)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers of an ordinary cache."""
-        if self.hidden is None:
-            return 0
-        return sum(layer.width for layer in self.layers) * self.hidden.element_size()
-
     def described(self, layers: Sequence[PotLayer]) -> tuple[Tensor, Tensor]:
         """Place in the text, int64, and NuC of all entries of L layers of one shape, [L, K, P] each.
         Tokens without NuC get 0."""
@@ -169,17 +97,7 @@ class Pot(Bookkeeping, Cache):
     def keep(self, choice: Choice) -> None:
         """Evict all entries of some layers but those chosen."""
         layers = [self.bounded[place] for place in choice.places]
-        indices = choice.indices
-        moved = self.by_address and kernels.supports_compaction(indices)
-        if moved:
-            for slots in zip(*(layer.slots for layer in layers), strict=True):
-                compact_slots(slots, indices, self.pinned)
-        kept = [choice.index.gather(2, indices).int(), choice.novelty.gather(2, indices)]
-        if choice.past is not None:
-            kept.append(choice.past.gather(2, indices))
-        rows = zip(indices.split(1), *(x.split(1) for x in kept), strict=True)
-        for layer, (own, *records) in zip(layers, rows, strict=True):
-            layer.keep(own, self.pinned, records, moved)
+        choice.apply(layers, self.pinned, self.by_address)
 
     def follow(
         self, ids: Tensor, hidden: Tensor, predicted: tuple[Tensor, int] | None = None
@@ -288,6 +206,11 @@ class Pot(Bookkeeping, Cache):
                 layer.copy(twin.block) if isinstance(layer, PotLayer) else layer.copy()
                 for layer in self.layers
             ]
+        if self.size is None and any(r and r.depends_on_length for r in self.rotations):
+            # the tables grow with the pot
+            twin.rotations = copies(self.rotations)
+            for layer, rotation in zip(twin.layers, twin.rotations, strict=True):
+                layer.rotation = rotation
         twin.last_ids = self.newest.clone()
         twin.unmerged = ()
         twin._places = None
@@ -295,7 +218,10 @@ class Pot(Bookkeeping, Cache):
         return twin
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name and plain numbers, from which `restore` makes an equal pot."""
+        """Tensors by name and plain numbers, from which `restore` makes an equal pot. All tokens must
+        have their NuC."""
+        if self.unscored:
+            raise AssertionError("tokens of this pot wait for their novelty")
         tensors = {
             f"layers.{n}.{name}": x
             for n, layer in enumerate(self.layers)

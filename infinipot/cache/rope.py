@@ -8,7 +8,8 @@ raw key, not from a rotated one, so that the error does not grow with the number
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from infinipot.kernels import launch
 from infinipot.kernels.pots import Rotary, packed
 
 STYLES = ("half", "half_reversed", "interleaved")
+FAR = 1 << 24
+"""A position beyond all texts."""
 
 Table = Callable[[Tensor], tuple[Tensor, Tensor]]
 """positions [N] -> (cos, sin), each [N, d/2] float32, the model's own scaling included."""
@@ -66,6 +69,13 @@ class Rotation:
     table: Table
     tables: dict[torch.device, Tables] = field(default_factory=dict)
 
+    @cached_property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies depend on the longest position."""
+        few = self.table(torch.arange(3))
+        far = self.table(torch.tensor([0, 1, 2, FAR]))
+        return not all(torch.equal(x, y[:3]) for x, y in zip(few, far, strict=True))
+
     def reserve(self, positions: int, device: torch.device) -> None:
         """Extend the table to positions 0 .. positions-1. Frequencies that depend on the length then
         use this length."""
@@ -101,6 +111,12 @@ class Rotation:
         if launch.fits(x):
             return launch.rotate(x, cos, sin, places[where], self.style)
         return rotate(x, cos[where], sin[where], self.style)
+
+
+def copies(rotations: Sequence[Rotation | None]) -> list[Rotation | None]:
+    """New rotations with the same tables. Layers that share one share the new one."""
+    own = {id(r): replace(r, tables=dict(r.tables)) for r in rotations if r is not None}
+    return [own.get(id(r)) for r in rotations]
 
 
 def alike(some: Sequence[Rotation | None], others: Sequence[Rotation | None]) -> bool:

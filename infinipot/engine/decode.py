@@ -181,22 +181,27 @@ def predict(generations: Sequence[Generation]) -> Tensor:
     return torch.cat([pot.logits for pot in pots if pot.logits is not None])
 
 
-def pick(generations: Sequence[Generation], logits: Tensor) -> list[int]:
-    """The next token of each generation, from logits [B, V] float32: one operation on the device and
-    one copy for all that use a `Sampler`. Raises ValueError for logits that are not numbers."""
-    picks = [generation.options.pick for generation in generations]
-    samplers = [one for one in picks if isinstance(one, Sampler)]
-    if len(samplers) < len(picks):
-        return [int(one(row)) for one, row in zip(picks, logits.split(1), strict=True)]
-    ids = sample(samplers, logits)
-    invalid = logits.amax(dim=-1).isnan()
-    tokens: list[int] = torch.where(invalid, -1, ids).tolist()
-    if -1 in tokens:
-        raise ValueError(
+class InvalidLogits(ValueError):
+    """Logits that are not numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
             "the model's logits are not numbers: its weights are damaged, or its dtype cannot hold "
             "its activations (try bfloat16 or float32)"
         )
-    return tokens
+
+
+def pick(generations: Sequence[Generation], logits: Tensor) -> list[int | InvalidLogits]:
+    """The next token of each generation, from logits [B, V] float32: one operation on the device and
+    one copy if all use a `Sampler`. A row of logits that are not numbers has an error instead."""
+    picks = [generation.options.pick for generation in generations]
+    samplers = [one for one in picks if isinstance(one, Sampler)]
+    invalid = logits.amax(dim=-1).isnan()
+    if len(samplers) < len(picks):
+        rows = zip(picks, logits.split(1), invalid.tolist(), strict=True)
+        return [InvalidLogits() if wrong else int(one(row)) for one, row, wrong in rows]
+    tokens = torch.where(invalid, -1, sample(samplers, logits)).tolist()
+    return [InvalidLogits() if token < 0 else token for token in tokens]
 
 
 def advance(generations: Sequence[Generation]) -> None:
@@ -236,6 +241,8 @@ def together(
             running = list(live.values())
             picked = pick(running, predict(running))
             for (number, generation), choice in zip([*live.items()], picked, strict=True):
+                if isinstance(choice, InvalidLogits):
+                    raise choice
                 token = generation.accept(choice)
                 if token is None:
                     live.pop(number).end()

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
-from infinipot.cache.pot import Choice, Pot
+from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan

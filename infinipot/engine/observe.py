@@ -154,6 +154,11 @@ class Watcher:
         ).sum(dim=-2)
         return reduce_groups(attention, layer.index.shape[1], self.plan.gqa), count
 
+    def received(self, layer: Any) -> Tensor:
+        """Attention that entries of a layer received from all tokens read since, [B, K, P]."""
+        stats = layer.attention_stats
+        return reduce_groups(stats.received, layer.index.shape[1], self.plan.gqa)
+
     def layer(
         self, pot: Pot, place: int, described: tuple[Tensor, Tensor], prompted: dict[str, ByLayer]
     ) -> Observation:
@@ -168,18 +173,14 @@ class Watcher:
         needs = self.plan.needs
         free = slice(pot.pinned, layer.length)
         index, novelty = described
-        observed: dict[str, Any] = {
-            name: by_layer[number][..., free] for name, by_layer in prompted.items()
-        }
+        observed = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
         if "novelty" in needs:
             observed["novelty"] = novelty[..., free]
         if layer.past is not None:
             observed["past"] = layer.past[..., pot.pinned :]
         window = 0
         if "received" in needs:
-            observed["received"] = reduce_groups(
-                layer.attention_stats.received, layer.index.shape[1], self.plan.gqa
-            )[..., free]
+            observed["received"] = self.received(layer)[..., free]
         if "newest" in needs:
             newest, window = self.newest(pot, number, own.recent)
             observed["newest"] = newest[..., free]

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
-from infinipot.cache.pot import Layout, Pot
+from infinipot.cache.layout import Layout
+from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import Distiller, take
@@ -275,6 +276,8 @@ def layout_of(config: PotConfig, plan: Plan) -> Layout:
     )
     if policy.grouped:
         return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
+    if policy.cuts:
+        return dataclasses.replace(layout, size=config.pot_size)
     if plan.whole or not policy.bounded:
         return layout
     sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)

@@ -8,7 +8,6 @@ from collections import deque
 
 from torch import Tensor
 
-from infinipot.cache.pot import Layout
 from infinipot.config import PotConfig
 from infinipot.engine.reader import NoRoom, Progress, Reader, Stats
 from infinipot.model.runner import ModelRunner
@@ -29,9 +28,6 @@ class CuttingReader(Reader):
         self.tail: deque[int] = deque(maxlen=config.pot_size - config.pot_size // 2)
         self.skipped = 0
         self.left_out = 0
-
-    def _layout(self) -> Layout:
-        return Layout(self.config.pot_size, None, self.config.context_reset, self.config.pot_dtype)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         if 2 * pinned >= self.plan.pot_size:

@@ -67,7 +67,7 @@ def kept_share(session: Session, start: int, stop: int) -> float:
     tokens = torch.arange(start, stop)
     shares = []
     for layer in session.pot.bounded:
-        places = session.pot.described(layer)[0][0].cpu()  # [K, P]
+        places = session.pot.described([layer])[0][0].cpu()  # [K, P]
         heads = [torch.isin(tokens, head).float().mean() for head in places]
         shares.append(torch.stack(heads).mean())
     return float(torch.stack(shares).mean())

@@ -118,28 +118,64 @@ def attend(
     query: raw, [B, H, 1, D]; it is rotated to its slot. places: [3, B]. slots: [B] int64; a row
     with -1 gets zeros. Returns [B, 1, H, V].
     """
+    query = dense_rows(query)
+    grid = _grid(query, entries)
+    partial = _attend_part(query, (places, slots), rotary, softmax, grid)
+    return _attend_join(query, partial, softmax.sinks, grid)
+
+
+class Grid(NamedTuple):
+    """How `attend` splits its work. kv_heads: K. group: H/K. tile: rows of a program, group padded.
+    width: V. wide: V padded. parts: shares of the slots. share: slots in one."""
+
+    kv_heads: int
+    group: int
+    tile: int
+    width: int
+    wide: int
+    parts: int
+    share: int
+
+
+def _grid(query: Tensor, entries: Entries) -> Grid:
+    batch, heads = query.shape[:2]
+    kv_heads, width, size = entries
+    group = heads // kv_heads
+    parts = min(SHARES, max(1, PROGRAMS // (batch * kv_heads)), -(-size // BLOCK))
+    return Grid(
+        kv_heads=kv_heads,
+        group=group,
+        tile=max(LEAST_DOT, next_power_of_2(group)),
+        width=width,
+        wide=max(LEAST_DOT, next_power_of_2(width)),
+        parts=parts,
+        share=-(-size // parts // BLOCK) * BLOCK,
+    )
+
+
+def _attend_part(
+    query: Tensor,
+    where: tuple[Tensor, Tensor],
+    rotary: Rotary | None,
+    softmax: Softmax,
+    grid: Grid,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row, KV head, share and query head: the weighted values, the largest score, and the
+    sum of exp above it. where: places and slots."""
     from infinipot.kernels import pot_kernels
 
-    batch, heads, _, width = query.shape
-    kv_heads, value_width, size = entries
-    sinks = softmax.sinks
-    query = dense_rows(query)
-    group = heads // kv_heads
-    tile = max(LEAST_DOT, next_power_of_2(group))
-    parts = min(SHARES, max(1, PROGRAMS // (batch * kv_heads)), -(-size // BLOCK))
-    share = -(-size // parts // BLOCK) * BLOCK
-    wide_value = max(LEAST_DOT, next_power_of_2(value_width))
-    rows = batch * kv_heads * parts * tile
-    acc = torch.empty(rows, wide_value, dtype=torch.float32, device=query.device)
+    places, slots = where
+    batch = len(query)
+    width = query.shape[-1]
+    rows = batch * grid.kv_heads * grid.parts * grid.tile
+    acc = torch.empty(rows, grid.wide, dtype=torch.float32, device=query.device)
     peak, total = torch.empty(2, rows, dtype=torch.float32, device=query.device)
-    out = torch.empty(batch, 1, heads, value_width, dtype=query.dtype, device=query.device)
     pairs = _pairs(rotary, width)
     exact = query.dtype == torch.float32
     kinds = (softmax.softcap is not None, exact)
-    layout = (*pairs, wide_value, *_style(rotary, pairs[0]), *kinds, BLOCK)
-    numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, share)
+    numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, grid.share)
     with on(query):
-        pot_kernels.attend_part[(batch, kv_heads, parts)](
+        pot_kernels.attend_part[(batch, grid.kv_heads, grid.parts)](
             query,
             places,
             slots,
@@ -148,24 +184,34 @@ def attend(
             peak,
             total,
             *numbers,
-            group,
-            tile,
+            grid.group,
+            grid.tile,
             width,
-            value_width,
-            *layout,
+            grid.width,
+            *(*pairs, grid.wide, *_style(rotary, pairs[0]), *kinds, BLOCK),
         )
+    return acc, peak, total
+
+
+def _attend_join(
+    query: Tensor, partial: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None, grid: Grid
+) -> Tensor:
+    """The shares of each query head combined, [B, 1, H, V]. partial: as from `_attend_part`."""
+    from infinipot.kernels import pot_kernels
+
+    batch, heads = query.shape[:2]
+    out = query.new_empty(batch, 1, heads, grid.width)
+    with on(query):
         pot_kernels.attend_join[(batch, heads)](
-            acc,
-            peak,
-            total,
+            *partial,
             out if sinks is None else sinks,
             out,
-            parts,
-            group,
-            tile,
-            value_width,
-            wide_value,
-            next_power_of_2(parts),
+            grid.parts,
+            grid.group,
+            grid.tile,
+            grid.width,
+            grid.wide,
+            next_power_of_2(grid.parts),
             sinks is not None,
         )
     return out

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from infinipot import compat
 from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
-from infinipot.cache.pot import Layout, Pot
-from infinipot.cache.rope import Rotation, alike
+from infinipot.cache.layout import Layout
+from infinipot.cache.pot import Pot
+from infinipot.cache.rope import Rotation, alike, copies
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
 from infinipot.model.forward import Observer, PotForward
@@ -147,19 +148,20 @@ class ModelRunner:
     def _rotations(self, layout: Layout) -> list[Rotation | None]:
         """The rotation of each layer. Pots share them if their sizes are equal, or if the
         frequencies do not depend on the size. A pot without a bound has its own."""
-        own = {id(r): replace(r, tables={}) for r in self.rotations if r is not None}
-        rotations = [own.get(id(r)) for r in self.rotations]
+        rotations = copies(self.rotations)
         if layout.size is None:
             return rotations
         size = max(layout.sizes or (layout.size,))
-        if size not in self.rotations_by_size:
-            for rotation in own.values():
-                rotation.reserve(size, self.device)
-            shared = [other for other in self.rotations_by_size.values() if alike(rotations, other)]
-            self.rotations_by_size[size] = next(iter(shared), rotations)
-            for rotation in filter(None, self.rotations_by_size[size]):
-                rotation.reserve(size, self.device)
-        return self.rotations_by_size[size]
+        with IN_USE:  # other threads make pots, too
+            known = self.rotations_by_size
+            if size not in known:
+                for rotation in filter(None, rotations):
+                    rotation.reserve(size, self.device)
+                shared = [other for other in known.values() if alike(rotations, other)]
+                known[size] = next(iter(shared), rotations)
+                for rotation in filter(None, known[size]):
+                    rotation.reserve(size, self.device)
+            return known[size]
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A saved pot's tensors, each on its layer's device."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.engine.decode import Generation, advance, pick, predict
+from infinipot.engine.decode import Generation, InvalidLogits, advance, pick, predict
 
 StepResult = int | Exception | None
 """A token id; the exception, if the answer failed; None if the answer has ended."""
@@ -67,5 +67,10 @@ def _next_tokens(generations: Sequence[Generation]) -> list[StepResult]:
         if len(generations) == 1:
             return [problem]
         return [_next_tokens([generation])[0] for generation in generations]
-    pairs = zip(generations, tokens, strict=True)
-    return [generation.accept(token) for generation, token in pairs]
+    results: list[StepResult] = []
+    for generation, token in zip(generations, tokens, strict=True):
+        if isinstance(token, InvalidLogits):
+            results.append(token)
+        else:
+            results.append(generation.accept(token))
+    return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from typing import Any
 
 from torch import Tensor
@@ -20,30 +20,13 @@ from infinipot.engine.plan import Plan
 from infinipot.engine.reader import Progress, Stats
 from infinipot.engine.sampling import Sampler, end_tokens
 from infinipot.engine.truncate import reader_for
-from infinipot.machine import out_of_memory
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import Policy
+from infinipot.session.arguments import Question, listed, runner_of, uses_template
 from infinipot.session.catalyst import answer_catalyst, new_catalyst
-from infinipot.session.file import restore_session, session_state
+from infinipot.session.file import damage_of, restore_session, session_state
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import Pieces, Text, checked, parts
-
-Question = str | Iterable[int] | None
-
-
-def _runner_of(model: PreTrainedModel | ModelRunner) -> ModelRunner:
-    if isinstance(model, ModelRunner):
-        return model
-    return ModelRunner(model)
-
-
-def _listed(question: Question) -> str | list[int] | None:
-    """A question as a text or as a list of ids."""
-    if question is None or isinstance(question, str):
-        return question
-    if isinstance(question, Tensor):
-        question = question.flatten()
-    return [int(i) for i in question]
 
 
 class Session:
@@ -63,7 +46,7 @@ class Session:
         system: str | None = None,
         template: bool | None = None,
     ) -> None:
-        self.runner = _runner_of(model)
+        self.runner = runner_of(model)
         self.tokenizer = tokenizer
         self.system = system
         self.template = template
@@ -115,7 +98,7 @@ class Session:
         self._reader.check_idle()
         lists, raw = parts(text, self.tokenizer, self.runner.vocabulary, lambda: dialogue.place())
         dialogue = self._dialogue or self._new_dialogue(raw)
-        catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
+        catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
         self._begin(dialogue)
         for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
             self._read(dialogue, ids, catalyst, progress, more)
@@ -128,7 +111,7 @@ class Session:
         """
         self._reader.check_idle()
         dialogue = self._dialogue or self._new_dialogue(raw=True)
-        catalyst = new_catalyst(self._reader, dialogue, _listed(question), settles=True)
+        catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
         self._begin(dialogue)
         opening = dialogue.opening()
         count = len(ids)
@@ -165,16 +148,7 @@ class Session:
 
     def _new_dialogue(self, raw: bool) -> Dialogue:
         """raw: the first text is token ids."""
-        if self.template and self.tokenizer is None:
-            raise ValueError("template=True needs a tokenizer, which has the template: pass one")
-        templated = self.template
-        if templated is None:
-            templated = not raw and self.tokenizer is not None
-        if self.system is not None and not templated:
-            raise ValueError(
-                "system is given, but this session uses no chat template to put it in: "
-                "put it into the text instead"
-            )
+        templated = uses_template(self.template, self.tokenizer, self.system, raw)
         return Dialogue(self.tokenizer, self.system, templated)
 
     def _begin(self, dialogue: Dialogue) -> None:
@@ -244,7 +218,7 @@ class Session:
     ) -> tuple[list[int], dict[str, Any]]:
         """The ids that are read before an answer, and the fields of its `GenerationOptions`."""
         self._reader.check_idle()
-        question = _listed(question)
+        question = listed(question)
         if isinstance(question, list):
             question = checked(question, self.runner.vocabulary)
         dialogue = self._dialogue or self._new_dialogue(raw=isinstance(question, list))
@@ -307,9 +281,9 @@ class Session:
         policy from another package, that policy or its class, because a file never imports code.
         Raises PotFileError for files that are damaged, foreign or newer.
         """
-        runner = _runner_of(model)
+        runner = runner_of(model)
         tensors, header = pot_file.read(path)
-        try:
+        with damage_of(path):
             pot_file.check_origin(path, header, origin or pot_file.origin(runner.model, tokenizer))
             config = pot_file.config_of(path, header, policy)
             config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
@@ -318,12 +292,4 @@ class Session:
             session = cls(runner, tokenizer, config, system=system, template=templated)
             session._dialogue = Dialogue(tokenizer, system, templated)
             restore_session(session._reader, session._dialogue, tensors, header)
-        except pot_file.PotFileError:
-            raise
-        except Exception as problem:  # a file may contain anything
-            if out_of_memory(problem):
-                raise
-            raise pot_file.PotFileError(
-                f"{path} is damaged, or was written by another program: {problem!r}"
-            ) from problem
         return session

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch import Tensor
 from infinipot import pot_file
 from infinipot.engine.distill import score_novelty
 from infinipot.engine.reader import Reader
+from infinipot.machine import out_of_memory
 from infinipot.text.chat_template import Dialogue
 
 
@@ -60,3 +64,19 @@ def restore_session(
     if header["usual_is_newest"]:
         reader.last_catalyst = reader.pot.newest
     reader.pot.check()
+
+
+@contextmanager
+def damage_of(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside the context all errors are PotFileErrors that name the file, which may contain
+    anything. Those for lack of memory stay as they are."""
+    try:
+        yield
+    except pot_file.PotFileError:
+        raise
+    except Exception as problem:
+        if out_of_memory(problem):
+            raise
+        raise pot_file.PotFileError(
+            f"{path} is damaged, or was written by another program: {problem!r}"
+        ) from problem

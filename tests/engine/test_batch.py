@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from tiny import make_tiny
 
 import infinipot
-from infinipot import PotConfig, Session
-from infinipot.engine.decode import Generation, together
+from infinipot import PotConfig, Sampling, Session
+from infinipot.engine.decode import Generation, InvalidLogits, pick, together
 from infinipot.engine.distill import score_novelty
+from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
+from infinipot.server import step as server
 
 LENGTHS = (150, 23, 71, 40)
 NEW = 30
@@ -191,3 +195,54 @@ def test_sessions_answer_together() -> None:
         assert session.stats.peak_entries <= 64
         assert session.stats.tokens_read == alone[number].stats.tokens_read
         torch.testing.assert_close(session.logits, alone[number].logits, rtol=1e-4, atol=1e-4)
+
+
+PICKS = {
+    "greedy": lambda: Sampler(Sampling()),
+    "seeded": lambda: Sampler(Sampling(temperature=0.7, seed=3)),
+    "own": lambda: greedy,
+}
+
+
+def begun(runner: ModelRunner, picks: Any) -> list[Generation]:
+    generations = []
+    for number in range(3):
+        session = Session(runner, None, PotConfig(pot_size=64, distill_to=24))
+        session.append(random_ids(20 + number), question=CATALYST)
+        generations.append(session.generation([5], max_tokens=9, pick=picks(), stop_ids=set()))
+        generations[-1].begin()
+    return generations
+
+
+@pytest.mark.parametrize("picks", PICKS.values(), ids=PICKS)
+def test_logits_that_are_not_numbers_fail_their_own_answer(picks: Any) -> None:
+    """One NaN is enough. The other answers go on as without it, random ones too."""
+    runner = ModelRunner(make_tiny("llama"))
+    logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(1))
+    expected = pick(begun(runner, picks), logits)
+    assert all(isinstance(token, int) for token in expected)
+    damaged = logits.clone()
+    damaged[1, 50] = torch.nan
+    got = pick(begun(runner, picks), damaged)
+    assert [got[0], got[2]] == [expected[0], expected[2]]
+    assert isinstance(got[1], InvalidLogits)
+    generations = begun(runner, picks)
+    generations[1].pot.hidden.fill_(torch.nan)
+    results = server.step(generations)
+    assert isinstance(results[1], ValueError)
+    assert "logits are not numbers" in str(results[1])
+    assert [results[0], results[2]] == [server.step(begun(runner, picks))[row] for row in (0, 2)]
+    assert [len(generation.tokens) for generation in generations] == [1, 0, 1]
+
+
+def test_a_damaged_model_is_named() -> None:
+    """In a session: not a token is said, and the pot is free again."""
+    model = make_tiny("llama")
+    session = Session(model, None, PotConfig(pot_size=64, distill_to=24))
+    session.append(random_ids(20), question=CATALYST)
+    model.lm_head.weight.data[7] = torch.nan
+    tokens = session.stream_ids([5], max_tokens=9, pick=Sampler(Sampling()))
+    with pytest.raises(ValueError, match=r"logits are not numbers.*bfloat16"):
+        next(tokens)
+    assert not session._reader.busy
+    assert session.stats.tokens_read == 20

@@ -15,7 +15,7 @@ from infinipot import PotConfig, Session
 from infinipot.engine import cuda_graphs
 from infinipot.engine.cuda_graphs import GraphCache, graph_cache
 from infinipot.engine.decode import together
-from infinipot.engine.distill import take
+from infinipot.engine.distill import score_novelty, take
 from infinipot.engine.graph_chunk import Chunk
 from infinipot.engine.graph_step import Step
 from infinipot.engine.observe import CatalystLook, watching
@@ -172,6 +172,33 @@ def test_chunks_and_steps_do_what_runs_otherwise(options: dict, at_once: list[At
     one.append(random_ids(100, seed=9), question=CATALYST)
     assert kept(fork) == before[0]
     assert torch.equal(fork.logits, before[1])
+
+
+@pytest.mark.parametrize("asked_at_once", [False, True])
+def test_no_novelty_is_lost_in_recordings(asked_at_once: bool, at_once: list[AtOnce]) -> None:
+    """Where every token's loss is asked for, and where it waits for a distillation."""
+    model = make_tiny("qwen3")
+    recording, plain = ModelRunner(model), ModelRunner(model)
+    graph_cache(plain).record_nothing()
+    losses: list[list[float]] = []
+    for runner in (recording, plain):
+        session = Session(runner, None, CONFIG)
+        losses.append([])
+        if asked_at_once:
+            session.score_all()
+        for seed, length in enumerate((300, 3, 150)):
+
+            def note(session: Session = session, own: list[float] = losses[-1]) -> None:
+                if asked_at_once:
+                    count = session.stats.tokens_read - len(own)
+                    own.extend(session.pot.novelty[0, -count:].tolist())
+
+            session.append(random_ids(length, seed=seed), question=CATALYST, progress=note)
+        score_novelty(runner, session.pot)
+        losses[-1] += session.pot.novelty[0].tolist()
+    assert len(at_once) > 1
+    assert len(losses[0]) == len(losses[1]) > 453 * asked_at_once
+    assert_close("novelty", *map(torch.tensor, losses))
 
 
 def test_all_pots_share_the_recordings(at_once: list[AtOnce]) -> None:

@@ -7,6 +7,7 @@ from helpers import CATALYST, kept, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
+from infinipot.engine.distill import score_novelty
 
 
 def distilled(model, ids: list[int], **options) -> Session:
@@ -37,6 +38,7 @@ def test_later_text_depends_on_the_pot_alone() -> None:
     model = make_tiny("qwen2")
     one = distilled(model, random_ids(200))
     fresh = Session(model, None, one.config)
+    score_novelty(one.runner, one.pot)
     tensors, numbers = one.pot.state()
     fresh.pot.restore({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
     for layer in fresh.pot.bounded:

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from infinipot.cli import main
-from infinipot.engine.cuda_graphs import GraphCache
-from infinipot.eval.methods import method, methods
+from infinipot.eval.methods import methods
 from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tasks.perplexity import Stream, pieces, plan, smoothed, table
-from infinipot.eval.teacher_forcing import open_session
 
 TEXT = "The ship left at dawn and nobody saw it go; only the harbour master wrote of rain. " * 40
 
@@ -69,33 +67,6 @@ def test_a_small_pot_stays_small_and_counts_every_token(
         for n in (512, 7)
     )
     assert at_once["loss"] == pytest.approx(by_chunk["loss"], rel=1e-4)
-
-
-def test_no_loss_is_lost_where_whole_cycles_run_at_once(
-    replica: Replica, tiny: Model, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU a cycle is one recording, and its distillation forgets what its chunks' losses were: not where they are asked for."""
-    expected = {
-        label: stream(tiny, label, book).run(replica) for label in ("streaming", "infinipot")
-    }
-    ran: list[bool] = []
-
-    def at_once(cache: GraphCache, pot: Any, key: Any, ids: Any, catalyst: Any, run: Any) -> bool:
-        fits = bool(pot.distillations) and not pot.fresh.shape[1]
-        if fits:
-            run(ids, catalyst)
-        ran.append(fits)
-        return fits
-
-    monkeypatch.setattr(GraphCache, "cycle", at_once)
-    for label, records in expected.items():
-        assert stream(tiny, label, book).run(replica) == records
-    assert not ran
-    session = open_session(
-        replica, method("infinipot", {"pot_size": 96}, asked=False).config, template=False
-    )
-    session.append(TEXT)
-    assert sum(ran) > 4, "it is what else happens"
 
 
 def test_what_predicts_nothing_is_refused(

@@ -8,6 +8,7 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
+from infinipot.engine.distill import score_novelty
 from infinipot.policies import POLICIES, Observation
 from infinipot.policies.keydiff import KeyDiff
 from infinipot.scoring.selection import choose, pool, reduce_groups
@@ -86,6 +87,7 @@ def test_keydiff_by_the_paper() -> None:
 def test_sirllm_keeps_the_most_surprising_in_all_heads() -> None:
     session = Session(MODEL, None, PotConfig(pot_size=64, distill_to=24, policy="sirllm"))
     session.append(random_ids(64))
+    score_novelty(session.runner, session.pot)
     losses = session.pot.novelty[0].tolist()
     session.append(random_ids(1, seed=1))
     expected = [0, 1, 2, 3, *sorted(sorted(range(4, 64), key=lambda slot: -losses[slot])[:20]), 64]

@@ -285,13 +285,13 @@ def test_options_of_the_pot(server: Live) -> None:
             server.chat(LONG, **wrong)
 
 
-def test_who_listens_records_nothing_and_takes_no_spare_pot() -> None:
+def test_who_listens_uses_no_recordings_and_leaves_those_of_others() -> None:
     runner = ModelRunner(tiny()[0])
     graphs = graph_cache(runner)
-    graphs.spare = spare = (object(), object())
+    graphs.steps.keep("some", step := object())
     recording = graph_cache(RecordingRunner(runner))
-    assert (recording.unrecordable, recording.spare) == (True, None)
-    assert (graphs.unrecordable, graphs.spare) == (False, spare)
+    assert (recording.unrecordable, dict(recording.steps)) == (True, {})
+    assert (graphs.unrecordable, dict(graphs.steps)) == (False, {"some": step})
 
 
 def test_another_policy_leaves_what_was_meant_for_the_server_s_own() -> None:

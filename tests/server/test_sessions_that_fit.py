@@ -15,7 +15,13 @@ from tiny import make_tiny
 from infinipot import PotConfig, Session
 from infinipot.model.runner import ModelRunner
 from infinipot.server import memory
-from infinipot.server.memory import activation_bytes, free_bytes, pot_bytes, sessions_that_fit
+from infinipot.server.memory import (
+    activation_bytes,
+    free_bytes,
+    pot_bytes,
+    sessions_that_fit,
+    unscored_bytes,
+)
 
 RUNNER = ModelRunner(make_tiny("llama"))
 CPU = torch.device("cpu")
@@ -61,7 +67,7 @@ def test_layers_of_other_kinds_count(family: str) -> None:
 
 def test_a_fraction_of_the_free_memory_is_kept_to(monkeypatch: pytest.MonkeyPatch) -> None:
     config = PotConfig(pot_size=512)
-    one = pot_bytes(RUNNER, config)
+    one = pot_bytes(RUNNER, config) + unscored_bytes(RUNNER, config)
     spare = activation_bytes(RUNNER, config)
 
     def sessions(free: int, fraction: float | None = None) -> int:
@@ -73,6 +79,17 @@ def test_a_fraction_of_the_free_memory_is_kept_to(monkeypatch: pytest.MonkeyPatc
     assert sessions(2 * (spare + 7 * one)) == 7  # half of it on a CPU
     assert sessions(10**15) == 256
     assert sessions(0) == 2
+
+
+def test_what_waits_for_its_novelty_is_foreseen() -> None:
+    """Hidden states of the tokens since the last distillation, in pots that need novelty."""
+    for options, waits in (({}, True), ({"policy": "streaming"}, False)):
+        config = PotConfig(pot_size=256, distill_to=128, chunk_tokens=16, **options)
+        session = Session(RUNNER, None, config)
+        session.append(random_ids(250), question=CATALYST)
+        most = sum(states.nbytes for _, states in session.pot.unscored)
+        assert most <= unscored_bytes(RUNNER, config)
+        assert bool(most) == bool(unscored_bytes(RUNNER, config)) == waits
 
 
 def test_free_memory_is_that_of_the_container(
