@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,17 +29,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def smollm2():
     """The embedded model and its tokenizer, float32 on the CPU."""
-    import gguf
-
     from infinipot.model.load import embedded, load
 
     try:
         embedded()
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
-    with pytest.MonkeyPatch.context() as patch:  # transformers makes the same table for each module
-        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
-        return load("smollm2", device="cpu", dtype="float32")
+    return load("smollm2", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")

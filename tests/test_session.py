@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
+from infinipot.catalysts import PROMPTS
 from infinipot.model.runner import ModelRunner
 
 MODEL = make_tiny("llama")
@@ -251,6 +254,13 @@ def test_every_catalyst(catalyst: str) -> None:
     one.append(TEXT, question="Who?" if catalyst == "question" else None)
     assert one.stats.distillations >= 2
     assert one.stats.peak_entries <= 300
+    ids = one._reader.last_catalyst
+    if catalyst == "plain":
+        assert ids is one.pot.newest
+    else:
+        asked = "Who?" if catalyst == "question" else PROMPTS.get(catalyst, catalyst)
+        words = re.sub(r"\s+", "", asked)
+        assert words in re.sub(r"\s+", "", one.tokenizer.decode(ids[0]))
     assert one.ask("Who?", max_tokens=3) is not None
 
 

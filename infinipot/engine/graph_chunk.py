@@ -39,8 +39,8 @@ class Chunk(AddressForward):
         self.any_catalyst = look is not None and any_catalyst(pot, look)
         self.count = torch.zeros((), dtype=torch.long, device=runner.device)
         """Tokens of the catalyst, if its length may differ."""
-        self.pot = pot
-        """For the twin in plain torch."""
+        self.pot: Pot | None = None
+        """For the twin in plain torch, during a call."""
         self.masks: dict[Visible, Tensor | None] = {}
         self.scores: ByLayer = {}
 
@@ -85,6 +85,7 @@ class Chunk(AddressForward):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Write the new entries. Returns rotated queries, and rotated keys and values of all."""
         if not kernels.supports(query):
+            assert self.pot is not None
             layer = self.pot.layers[number]
             layer.write(self.start, key, value)
             entries = (layer.read_keys(0, self.entries), layer.read_values(0, self.entries))
@@ -119,6 +120,7 @@ class Chunk(AddressForward):
             places = places.pin_memory()
         self.places.copy_(places[..., None], non_blocking=True)
         hidden, *scores = self.run(self._run, record)
+        self.pot = None  # or it would live as long as this chunk
         pot.advance(count)
         numbers = sorted(self.scores)
         return hidden[:, :count], dict(zip(numbers, scores, strict=True))

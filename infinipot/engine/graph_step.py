@@ -116,7 +116,7 @@ class Step(AddressForward):
         self.ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)
         self.slots = torch.full((rows,), -1, dtype=torch.long, device=runner.device)
         self.pots: list[Pot] = []
-        """For the twin in plain torch: the pot of each row."""
+        """For the twin in plain torch, during a call: the pot of each row."""
         self._placed: list[Tensor] = []
 
     def attend(
@@ -190,6 +190,7 @@ class Step(AddressForward):
         self.slots.copy_(on_device(slots + [-1] * unused, self.slots.device), non_blocking=True)
         self.ids[: len(ids)].copy_(ids)
         hidden, logits = self.run(self._run, record)
+        self.pots = []  # or they would live as long as this step
         for pot, count in zip(pots, counts, strict=True):
             pot.advance(count)
         return hidden[: len(ids)], logits[: len(ids)]

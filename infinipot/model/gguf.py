@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -13,6 +19,7 @@ from infinipot import compat
 from infinipot.model.gguf_file import read_metadata
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
 
+LOADING = threading.Lock()
 END_OF_TURN = {
     "<|im_end|>",
     "<|end|>",
@@ -59,14 +66,15 @@ def _load_weights(path: Path, fields: dict[str, Any], dtype: torch.dtype) -> Pre
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            path.parent,
-            gguf_file=path.name,
-            dtype=dtype,
-            local_files_only=True,
-            output_loading_info=True,
-            **options,
-        )
+        with quick_reading():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                gguf_file=path.name,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                **options,
+            )
     except (ValueError, KeyError, NotImplementedError) as error:
         raise ValueError(
             f"{path}: transformers {transformers.__version__} cannot load architecture "
@@ -79,6 +87,33 @@ def _load_weights(path: Path, fields: dict[str, Any], dtype: torch.dtype) -> Pre
             f"{path}: weights are missing: {missing}. The file is damaged: download it again."
         )
     return model
+
+
+class PlainReader(gguf.GGUFReader):
+    """Reads metadata through plain arrays: a memmap takes several times as long for each piece."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            value = value.view(np.ndarray)
+        super().__setattr__(name, value)
+
+
+@contextmanager
+def quick_reading() -> Iterator[None]:
+    """Inside, transformers reads GGUF files in a fraction of the time: by `PlainReader`, and with one
+    table of tensors' names instead of one for each module."""
+    with LOADING:
+        names = vars(gguf)
+        quick = {
+            "GGUFReader": PlainReader,
+            "get_tensor_name_map": functools.cache(gguf.get_tensor_name_map),
+        }
+        before = {name: names[name] for name in quick}
+        names.update(quick)
+        try:
+            yield
+        finally:
+            names.update(before)
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:

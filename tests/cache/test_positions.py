@@ -86,6 +86,14 @@ def test_positions_start_again_at_zero() -> None:
         layer.rotation = Watch(layer.rotation.style, layer.rotation.table)
     session.append(random_ids(1000), question=CATALYST)
     assert max(stop for _, stop in seen) <= 64
+    assert session.stats.distillations > 10
+    inverse = 1.0 / 10000 ** (torch.arange(0, 16, 2).float() / 16)
+    for layer in session.pot.bounded:
+        slots = list(range(layer.length))
+        exact = naive(layer.keys[:, :, : layer.length], slots, inverse, "half")
+        rotated = layer.read_keys(0, layer.length).double()
+        torch.testing.assert_close(rotated, exact, atol=2e-5, rtol=0)
+        assert layer.position == layer.length
 
 
 def pots_of(family: str, *sizes: int | None) -> list[Pot]:

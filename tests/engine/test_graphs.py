@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -222,6 +224,21 @@ def test_all_pots_share_the_recordings(at_once: list[AtOnce]) -> None:
         turns = [s.generation([7, 8], max_tokens=5, pick=greedy, stop_ids=set()) for s in group]
         list(together(turns))
     assert len(at_once) <= made + 2, "steps of 2 and of 4 rows"
+
+
+def test_recordings_keep_no_pot_alive(at_once: list[AtOnce]) -> None:
+    runner = ModelRunner(make_tiny("llama"))
+    for seed in range(3):
+        session = Session(runner, None, CONFIG)
+        session.append(random_ids(200, seed=seed), question=CATALYST)
+        list(session.stream_ids([5, 6], max_tokens=4, pick=greedy, stop_ids=set()))
+    assert at_once
+    gone = weakref.ref(session.pot)
+    slots = weakref.ref(session.pot.bounded[0].slots[0])
+    del session
+    gc.collect()
+    assert gone() is None
+    assert slots() is None
 
 
 def test_few_recordings_are_kept(at_once: list[AtOnce], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Every policy with every family of models: what fits is stock's, what does not is bounded through four cycles, batches are their rows."""
+"""Every policy with every family of models: what fits is stock's. With every kind of layers: what does not fit is bounded through four
+cycles, and batches are their rows."""
 
 from __future__ import annotations
 
@@ -22,6 +23,25 @@ SMALL = {
     "catalyst": "question",
 }
 TEXT, CHUNK, QUESTION = 80, 7, CATALYST[:3]
+
+
+PLAIN = [None, None]
+KINDS = {
+    (row.style, row.dims, row.bare, *row.windows, "" if row.windows == PLAIN else row.kind): name
+    for name, row in reversed(FAMILIES.items())
+}
+"""One family of each kind of layers: by windows, states and rotation; those with windows or states also by class.
+
+What a policy does to a batch depends on no more of a model; `test_families.py` has every family in a batch.
+"""
+SOME = ["Falcon-H1", *KINDS.values()]  # Falcon-H1: a state beside full attention
+PAIRS = [
+    (policy, family)
+    for policy in POLICIES
+    for family in FAMILIES
+    if family in SOME or policy in ("infinipot", "h2o")
+]
+"""Each policy with each kind of layers, and each family with the default and with a policy that remembers attention."""
 
 
 @cache
@@ -70,8 +90,7 @@ def test_fits(policy: str, family: str) -> None:
         assert_close("logits", session.logits, expected(policy, family))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "family"), PAIRS)
 def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(runner(family), None, config_for(policy, **SMALL, chunk_tokens=CHUNK))
     with monkeypatch.context() as patch:
@@ -100,18 +119,7 @@ def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) 
         assert {len(head) for layer in places for head in layer} == {full[0].length}
 
 
-PLAIN = [None, None]
-KINDS = {
-    (row.style, row.dims, row.bare, *row.windows, "" if row.windows == PLAIN else row.kind): name
-    for name, row in reversed(FAMILIES.items())
-}
-"""One family of each kind of layers: by windows, states and rotation; those with windows or states also by class.
-
-What a policy does to a batch depends on no more of a model; `test_families.py` has every family in a batch.
-"""
-
-
-@pytest.mark.parametrize("family", ["Falcon-H1", *KINDS.values()])  # a state beside full attention
+@pytest.mark.parametrize("family", SOME)
 @pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.cuts])
 def test_batch(policy: str, family: str) -> None:
     """Left-padded rows of different lengths, one of which is distilled again and again, answer as each alone."""
