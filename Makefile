@@ -14,8 +14,9 @@ TESTS = $(if $(OLDEST),$(addprefix tests/,$(MEETS)),)
 demo: $(VENV)/ready
 	@$(BIN)/python demo/demo.py
 
+# compiled modules are kept, whatever the environment says: pytest would rewrite all tests' asserts again in every process
 test: $(VENV)/ready
-	$(BIN)/python -m pytest -q -n auto --dist worksteal $(TESTS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --dist worksteal $(TESTS)
 
 # weights in eight bits: torchao prints warnings of its own into every program, so it is not there for the others
 quantised: $(VENV)/ready
