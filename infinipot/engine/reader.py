@@ -46,7 +46,7 @@ class Stats:
     """Most entries of a bounded layer at any moment, for any purpose."""
     distillations: int
     pot_bytes: int
-    """Bytes allocated for entries: raw keys, their rotated copy, values, bookkeeping."""
+    """Bytes allocated for entries: raw keys, values, bookkeeping, and on a CPU a rotated copy of the keys."""
     full_cache_bytes: int
     """Bytes an ordinary cache of all that was read would take."""
     timings: dict[str, float]
