@@ -12,6 +12,7 @@ from helpers import CATALYST, assert_close, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
+from infinipot.engine.distill import score_novelty
 
 torchao = pytest.importorskip(
     "torchao.quantization", reason="needs torchao: pip install --no-deps torchao"
@@ -25,6 +26,7 @@ def test_torchao_int8(tmp_path: Path) -> None:
     ids = random_ids(100)
     session = Session(model, None, PotConfig(pot_size=128))
     session.append(ids, question=CATALYST)
+    score_novelty(session.runner, session.pot)
     logits = model(torch.tensor([ids])).logits
     assert_close("logits", session.logits, logits[:, -1])
     losses = torch.nn.functional.cross_entropy(
