@@ -92,11 +92,18 @@ def catalyst_scores(
     parts = peak.shape[1]
     with on(query):
         distill_kernels.catalyst_join[(-(-entries // layout[1]), heads)](
-            (query, key, count, peak, total, scoring.sinks, out),
-            (*query.stride()[1:3], *key.stride()[1:3]),
-            (most, entries, group, parts, sets),
-            scoring.hidden,
-            (float(scoring.scaling), weight),
+            query,
+            key,
+            count,
+            peak,
+            total,
+            scoring.sinks,
+            out,
+            *(*query.stride()[1:3], *key.stride()[1:3]),
+            *(most, entries, group, parts, sets),
+            *scoring.hidden,
+            float(scoring.scaling),
+            weight,
             (*layout, next_power_of_2(parts)),
             num_warps=_warps(query),
         )
@@ -121,10 +128,13 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring, count: Tensor | 
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
     with on(query):
         distill_kernels.catalyst_part[(tiles, heads, parts)](
-            (query, key, count, *result),
-            (*query.stride()[1:3], *key.stride()[1:3]),
-            (most, entries, group, share * layout[1]),
-            scoring.hidden,
+            query,
+            key,
+            count,
+            *result,
+            *(*query.stride()[1:3], *key.stride()[1:3]),
+            *(most, entries, group, share * layout[1]),
+            *scoring.hidden,
             float(scoring.scaling),
             layout,
             num_warps=_warps(query),
@@ -194,10 +204,13 @@ def choose_indices(
     tile = max(128, next_power_of_2(slots))
     with on(some):
         distill_kernels.choose[(batch, heads)](
-            (best, news, out),
-            best_strides + news_strides,
-            (slots, budget, sinks, recent),
-            (free - novel, novel),
+            best,
+            news,
+            out,
+            *(best_strides + news_strides),
+            *(slots, budget, sinks, recent),
+            free - novel,
+            novel,
             tile,
             num_warps=max(4, min(32, tile // 512)),
         )
@@ -238,7 +251,10 @@ def compact(places: Tensor, indices: Tensor, pinned: int, size: int, row_bytes: 
         distill_kernels.compact[grid](
             places,
             indices,
-            (layers, count, pinned, size),
+            layers,
+            count,
+            pinned,
+            size,
             distill_kernels.WORDS[unit],
             (4096 // lanes, lanes, words),
         )

@@ -1,6 +1,8 @@
 """The Triton kernels of a distillation. `distill` imports this module when needed.
 
-Arguments of one kind come as a tuple. `layout` has what the compiler must know.
+`layout` has what the compiler must know. Numbers that differ from call to call are not specialised:
+each kind of them would be compiled anew. Triton specialises what is in a tuple in any case, so such
+numbers are arguments of their own.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -47,13 +49,30 @@ def rows_of(counter, most):
     return count
 
 
-@triton.jit(do_not_specialize=["sizes", "hidden"])
-def catalyst_part(tensors, strides, sizes, hidden, scaling, layout: tl.constexpr):
-    """The largest score of each row over a share of the entries, and the sum of exp above it."""
-    query, key, counter, peak, total = tensors
-    query_head, query_token, key_head, key_entry = strides
-    most, entries, group, share = sizes
-    start, stop = hidden
+@triton.jit(
+    do_not_specialize=["counter", "peak", "total", "most", "entries", "share", "start", "stop"]
+)
+def catalyst_part(
+    query,
+    key,
+    counter,
+    peak,
+    total,
+    query_head,
+    query_token,
+    key_head,
+    key_entry,
+    most,
+    entries,
+    group,
+    share,
+    start,
+    stop,
+    scaling,
+    layout: tl.constexpr,
+):
+    """The largest score of each row over a share of the entries, and the sum of exp above it. The
+    entries from `start` to `stop` are hidden."""
     tile: tl.constexpr = layout[0]
     block: tl.constexpr = layout[1]
     width: tl.constexpr = layout[2]
@@ -105,17 +124,47 @@ def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
     return level, 1 / mass
 
 
-@triton.jit(do_not_specialize=["sizes", "hidden"])
-def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr):
+@triton.jit(
+    do_not_specialize=[
+        "counter",
+        "peak",
+        "total",
+        "out",
+        "most",
+        "entries",
+        "parts",
+        "start",
+        "stop",
+    ]
+)
+def catalyst_join(
+    query,
+    key,
+    counter,
+    peak,
+    total,
+    sinks,
+    out,
+    query_head,
+    query_token,
+    key_head,
+    key_entry,
+    most,
+    entries,
+    group,
+    parts,
+    sets,
+    start,
+    stop,
+    scaling,
+    weight,
+    layout: tl.constexpr,
+):
     """The attention that a block of entries receives, for one KV head.
 
     The rows of the KV head make `sets` of `length` rows: the attention within a set is summed, and
     the largest of these sums counts.
     """
-    query, key, counter, peak, total, sinks, out = tensors
-    query_head, query_token, key_head, key_entry = strides
-    most, entries, group, parts, sets = sizes
-    scaling, weight = factors
     tile: tl.constexpr = layout[0]
     block: tl.constexpr = layout[1]
     width: tl.constexpr = layout[2]
@@ -142,7 +191,7 @@ def catalyst_join(tensors, strides, sizes, hidden, factors, layout: tl.constexpr
             p = tl.exp(products(q, k, scaling, layout[3]) - high[:, None]) * share[:, None]
             received += tl.sum(tl.where(inside[:, None], p, 0.0), axis=0)
         largest = tl.maximum(largest, received, propagate_nan=tl.PropagateNan.ALL)
-    seen = ((n < hidden[0]) | (n >= hidden[1])) & (n < entries - count)
+    seen = ((n < start) | (n >= stop)) & (n < entries - count)
     tl.store(out + head * entries + n, tl.where(seen, largest * weight, 0.0), mask=n < entries)
 
 
@@ -171,23 +220,52 @@ def highest(order, count):
     return above | (equal & (tl.cumsum(equal.to(tl.int32), axis=0) <= room))
 
 
-@triton.jit(do_not_specialize=["strides", "sizes", "counts"])
-def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
-    """The survivors of one row. tensors: scores and novelty, None for those without survivors."""
-    scores, novelty, out = tensors
-    slots, budget, sinks, recent = sizes
-    best, novel = counts
+@triton.jit(
+    do_not_specialize=[
+        "scores",
+        "novelty",
+        "out",
+        "score_batch",
+        "score_head",
+        "novelty_batch",
+        "novelty_head",
+        "slots",
+        "budget",
+        "sinks",
+        "recent",
+        "best",
+        "novel",
+    ]
+)
+def choose(
+    scores,
+    novelty,
+    out,
+    score_batch,
+    score_head,
+    novelty_batch,
+    novelty_head,
+    slots,
+    budget,
+    sinks,
+    recent,
+    best,
+    novel,
+    tile: tl.constexpr,
+):
+    """The survivors of one row: the `best` by scores, the `novel` by novelty. scores, novelty: None
+    for those without survivors."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
     j = tl.arange(0, tile)
     inside = j < slots
     kept = inside & ((j < sinks) | (j >= slots - recent))
     if novelty is not None:
-        x = tl.load(novelty + row * strides[2] + head * strides[3] + j, mask=inside, other=0.0)
+        x = tl.load(novelty + row * novelty_batch + head * novelty_head + j, mask=inside, other=0.0)
         order = image(tl.where(kept, float("-inf"), x))
         kept = kept | highest(tl.where(inside, order, -0x80000000), novel)
     if scores is not None:
-        x = tl.load(scores + row * strides[0] + head * strides[1] + j, mask=inside, other=0.0)
+        x = tl.load(scores + row * score_batch + head * score_head + j, mask=inside, other=0.0)
         order = image(tl.where(kept, float("-inf"), x))
         kept = kept | highest(tl.where(inside, order, -0x80000000), best)
     before = tl.cumsum(kept.to(tl.int32), axis=0)
@@ -198,13 +276,12 @@ def choose(tensors, strides, sizes, counts, tile: tl.constexpr):
     tl.store(out + before + tl.minimum(others, left) - 1, j.to(tl.int64), mask=chosen)
 
 
-@triton.jit(do_not_specialize=["sizes"])
-def compact(places, indices, sizes, kind: tl.constexpr, layout: tl.constexpr):
+@triton.jit(do_not_specialize=["indices", "count", "pinned"])
+def compact(places, indices, layers, count, pinned, size, kind: tl.constexpr, layout: tl.constexpr):
     """Move the rows of one head of one buffer to the front, in place, for a slice of the columns.
 
     A row never moves back, so a tile is stored only over rows that it or earlier tiles have read.
     """
-    layers, count, pinned, size = sizes
     tile: tl.constexpr = layout[0]
     lanes: tl.constexpr = layout[1]
     words: tl.constexpr = layout[2]
