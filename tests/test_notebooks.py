@@ -12,7 +12,7 @@ import infinipot
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-TOKENS = {"long_book": "1000", "write_a_policy": "400"}
+TOKENS = {"long_book": "800", "write_a_policy": "300"}
 """As few as there can be for what the notebooks claim."""
 
 

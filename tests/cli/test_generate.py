@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import POT, TEXT, Terminal, one_line, process
+from commands import POT, TEXT, Terminal, one_line
+from forked import Forked
 from gguf_files import byte_level
+
+from infinipot.cli import main
 
 
 def test_stdout_is_the_answer_and_nothing_else(run: Any, model: str, book: str) -> None:
@@ -139,16 +142,8 @@ def test_failure_is_one_line_and_debug_shows_more(
 
 
 def test_a_closed_stdout_ends_quietly(model: str) -> None:
-    child = process(
-        "generate",
-        model,
-        "-p",
-        "Hello",
-        "--max-tokens",
-        "4",
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    ask = ["generate", model, "-p", "Hello", "--max-tokens", "4"]
+    child = Forked(lambda: main(ask), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait(60) == 141

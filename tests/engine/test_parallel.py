@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from forked import Forked
 from live import free_port
-from parallel_worker import VOCABULARY
+from parallel_worker import VOCABULARY, work
 from tiny import make_tiny
 
 
@@ -19,32 +18,25 @@ from tiny import make_tiny
 )
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     make_tiny("llama", kv_heads=4, vocab=VOCABULARY).save_pretrained(tmp_path)
-    tests = Path(__file__).parents[1] / "support"
-    path = os.pathsep.join([str(tests), str(tests.parents[1]), os.environ.get("PYTHONPATH", "")])
     shared = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    command = [sys.executable, str(tests / "parallel_worker.py"), str(tmp_path)]
     workers = [  # as torchrun starts them
-        subprocess.Popen(
-            command,
+        Forked(
+            lambda: work(tmp_path),
             env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=subprocess.STDOUT,
         )
         for rank in range(2)
     ]
     try:
         for rank, worker in enumerate(workers):
-            out, err = worker.communicate(timeout=120)
-            assert worker.returncode == 0, out[-2000:] + err[-6000:]
+            out = worker.stdout.read().decode()
+            assert worker.wait() == 0, out[-6000:]
             assert f"process {rank} of 2: the same" in out
     finally:
         for worker in workers:

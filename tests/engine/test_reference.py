@@ -21,12 +21,19 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4], ids=["gqa", "mha"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+HEADS = [
+    *((name, 2) for name in OPTIONS),
+    *((name, 4) for name in ("both", "max pool, group max", "positions grow")),
+]
+"""Options, and KV heads for four query heads: what a group of one does differently shows in a few."""
+
+
+@pytest.mark.parametrize(("name", "kv_heads"), HEADS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_reference(
-    family: str, options: dict, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    family: str, name: str, kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    options = OPTIONS[name]
     model = make_tiny(family, kv_heads=kv_heads)
     ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, **options)
     session = Session(

@@ -25,7 +25,7 @@ from infinipot.policies.h2o import H2O
 from infinipot.scoring.representativeness import Scoring
 
 SIZES = {"pot_size": 48, "distill_to": 20}
-TEXT = 190
+TEXT = 150
 CASES = {
     "streaming": {"policy": "streaming"},
     "streaming, a token at a time": {"policy": "streaming", "distill_to": 47},

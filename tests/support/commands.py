@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from forked import Forked
 from tiny import make_tiny
+
+from infinipot.cli import main
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -74,8 +77,14 @@ class Terminal:
 
     def __init__(self, *args: str, stdin: Any = None) -> None:
         self.master, slave = pty.openpty()
-        self.child = process(*args, stdin=slave if stdin is None else stdin, stdout=subprocess.PIPE, stderr=slave,
-                             start_new_session=True, env={"TERM": "xterm"})  # fmt: skip
+        self.child = Forked(
+            lambda: main(list(args)),
+            stdin=slave if stdin is None else stdin,
+            stdout=subprocess.PIPE,
+            stderr=slave,
+            start_new_session=True,
+            env={"TERM": "xterm"},
+        )
         os.close(slave)
         self.shown = ""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +33,7 @@ def read(model, **options) -> tuple[Session, torch.Tensor, list[int]]:
     )
 
 
-def main(folder: Path) -> None:
+def work(folder: Path) -> None:
     torch.set_num_threads(1)
     shared = AutoModelForCausalLM.from_pretrained(
         folder, distributed_config=DistributedConfig(tp_plan="auto"), dtype=torch.float32
@@ -79,7 +77,3 @@ def main(folder: Path) -> None:
     print(f"process {rank} of {dist.get_world_size()}: the same")
     dist.barrier()
 
-
-if __name__ == "__main__":
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    main(Path(sys.argv[1]))
