@@ -23,10 +23,7 @@ from infinipot.session import Session
 
 log = logging.getLogger("infinipot")
 CATALYST = 32
-"""Least tokens of the questions by which trial texts are distilled."""
-TRIALS = 16
-"""Trial texts, each with a longer question. Kernels are compiled for numbers that 16 divides, and for
-others: all cases must have come."""
+"""Tokens of the questions by which trial texts are distilled. Other lengths use the same kernels."""
 PARTS = [PART << power for power in range(GPU_CHUNK_TOKENS.bit_length() - PART.bit_length() + 1)]
 """Tokens of a slice: as many as others leave time for."""
 ROUNDS = 3
@@ -51,9 +48,8 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
 def record_all(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
     """Use every recording often enough to make it. Raises NoRoom."""
     graphs = graph_cache(runner)
-    for number in range(TRIALS):
-        most = PARTS[number % len(PARTS)]
-        pot = trial(runner, tokenizer, settings.config, most, CATALYST + number)
+    for most in PARTS:
+        pot = trial(runner, tokenizer, settings.config, most)
     for rows in range(PART, int(min(TAIL, pot.room)) + 1, PART):
         ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
         repeat(pot, partial(graphs.chunk, pot, ids, None, watched=True))
@@ -71,16 +67,11 @@ def bounded(config: PotConfig) -> bool:
 
 
 def trial(
-    runner: ModelRunner,
-    tokenizer: PreTrainedTokenizerBase,
-    config: PotConfig,
-    most: int,
-    catalyst: int,
+    runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig, most: int
 ) -> Pot:
-    """A pot as after a distillation of a request's text. most: tokens of a slice. catalyst: tokens
-    of the question."""
+    """A pot as after a distillation of a request's text. most: tokens of a slice."""
     text = random.Random(0).choices(range(runner.vocabulary), k=3 * config.pot_size)
-    question = text[:catalyst]
+    question = text[:CATALYST]
     session = Session(runner, tokenizer, config, template=True)
     while session.stats.distillations < 3:
         session.append_part(text, question, most, more=True)

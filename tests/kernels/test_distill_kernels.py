@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -274,3 +275,27 @@ def test_what_the_compaction_supports() -> None:
     indices = torch.zeros(2, 3, 4, dtype=torch.int64)
     assert distill.supports_compaction(indices)
     assert not distill.supports_compaction(indices.int())
+
+
+def compiled(kernel: Any) -> int:
+    """How often Triton compiled a kernel."""
+    return sum(len(caches[0]) for caches in kernel.device_caches.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+def test_other_numbers_compile_nothing() -> None:
+    """A compilation takes half a second, in which a server answers nobody."""
+    from infinipot.kernels import distill_kernels
+
+    kernels = [getattr(distill_kernels, name) for name in ("catalyst_part", "catalyst_join")]
+    kernels += [distill_kernels.choose, distill_kernels.compact]
+    before = []
+    for entries, rows, budget in ((800, 33, 512), (801, 40, 401), (816, 48, 640)):
+        query, key = products((8, 2, rows, entries, 64), torch.bfloat16)
+        scores = distill.catalyst_scores(query, key, Scoring(64**-0.5))[..., 3:]
+        indices = distill.choose_indices(scores, scores.clone(), budget, 0.25, 1, 17)
+        slots = stored(2, 2, 1024, 64, "bfloat16")
+        move_all([[x.data] for x in slots], indices, 3)
+        before.append([compiled(kernel) for kernel in kernels])
+    assert before[0] == before[1] == before[2]

@@ -3,7 +3,6 @@ for that."""
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import subprocess
@@ -53,7 +52,8 @@ class Forked:
         for number in {theirs[name] for name in ours}:
             os.close(number)
         pipes: dict[str, Any] = {
-            name: open(number, {"r": "wb", "w": "rb"}[MODES[name]]) for name, number in ours.items()
+            name: os.fdopen(number, {"r": "wb", "w": "rb"}[MODES[name]])
+            for name, number in ours.items()
         }
         self.stdin = pipes.get("stdin")
         self.stdout = pipes.get("stdout")
@@ -99,7 +99,7 @@ def _be_child(
         for name, number in zip(STREAMS, range(3), strict=True):
             if name in streams:
                 os.dup2(streams[name], number)
-            stream = io.TextIOWrapper(open(number, f"{MODES[name]}b", closefd=False))
+            stream = os.fdopen(number, MODES[name], closefd=False)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         for number in others:

@@ -76,4 +76,3 @@ def work(folder: Path) -> None:
         mine.ask("Who?", temperature=1.0)
     print(f"process {rank} of {dist.get_world_size()}: the same")
     dist.barrier()
-
