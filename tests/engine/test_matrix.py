@@ -25,24 +25,19 @@ SMALL = {
 TEXT, CHUNK, QUESTION = 80, 7, CATALYST[:3]
 
 
-PLAIN = [None, None]
-KINDS = {
-    (row.style, row.dims, row.bare, *row.windows, "" if row.windows == PLAIN else row.kind): name
-    for name, row in reversed(FAMILIES.items())
-}
-"""One family of each kind of layers: by windows, states and rotation; those with windows or states also by class.
+FEW = ["Llama-2", "Cohere", "Phi-2", "Gemma-3", "gpt-oss", "Qwen3-Next", "Falcon-H1", "LFM2"]
+"""One family for each way in which a policy meets layers: whole, interleaved and partial rotation, windows, extra logits,
+states."""
 
-What a policy does to a batch depends on no more of a model; `test_families.py` has every family in a batch.
-"""
-SOME = ["Falcon-H1", *KINDS.values()]  # Falcon-H1: a state beside full attention
-PAIRS = [
-    (policy, family)
-    for policy in POLICIES
-    for family in FAMILIES
-    if family in SOME or policy == "h2o"
-]
-"""Each policy with each kind of layers, and each family with a policy that remembers attention. `test_families.py` has each family with
-the default."""
+
+def pairs(*everywhere: str) -> list[tuple[str, str]]:
+    """Each policy with the families of `FEW`, and these policies with each family. `test_families.py` has each family with the default."""
+    return [
+        (policy, family)
+        for policy in POLICIES
+        for family in FAMILIES
+        if family in FEW or policy in everywhere
+    ]
 
 
 @cache
@@ -69,8 +64,7 @@ def expected(policy: str, family: str) -> torch.Tensor:
     return plain.logits
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "family"), pairs("truncate", "self_extend", "full"))
 def test_fits(policy: str, family: str) -> None:
     session = Session(
         runner(family), None, config_for(policy, **{**SMALL, "pot_size": 40}, chunk_tokens=CHUNK)
@@ -91,7 +85,7 @@ def test_fits(policy: str, family: str) -> None:
         assert_close("logits", session.logits, expected(policy, family))
 
 
-@pytest.mark.parametrize(("policy", "family"), PAIRS)
+@pytest.mark.parametrize(("policy", "family"), pairs("h2o"))
 def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(runner(family), None, config_for(policy, **SMALL, chunk_tokens=CHUNK))
     with monkeypatch.context() as patch:
@@ -120,8 +114,10 @@ def test_four_cycles(policy: str, family: str, monkeypatch: pytest.MonkeyPatch) 
         assert {len(head) for layer in places for head in layer} == {full[0].length}
 
 
-@pytest.mark.parametrize("family", SOME)
-@pytest.mark.parametrize("policy", [name for name, policy in POLICIES.items() if not policy.cuts])
+@pytest.mark.parametrize(
+    ("policy", "family"),
+    [(policy, family) for policy, family in pairs("infinipot") if not POLICIES[policy].cuts],
+)
 def test_batch(policy: str, family: str) -> None:
     """Left-padded rows of different lengths, one of which is distilled again and again, answer as each alone."""
     model, rows = runner(family).model, [random_ids(length, seed=length) for length in (45, 9)]

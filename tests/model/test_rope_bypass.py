@@ -108,9 +108,9 @@ def test_every_family_is_bypassed(name: str, monkeypatch: pytest.MonkeyPatch) ->
         if multiplied:
             monkeypatch.setattr(rope_bypass, "_marked", lambda constant: constant)
         session = Session(
-            family.build(), None, PotConfig(pot_size=64, distill_to=32, chunk_tokens=24)
+            family.build(), None, PotConfig(pot_size=40, distill_to=20, chunk_tokens=16)
         )
-        session.append(random_ids(150), question=CATALYST)
+        session.append(random_ids(70), question=CATALYST)
         logits.append(session.logits)
     assert torch.equal(*logits)
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 import torch
+from forked import Forked
 from live import live, tiny
 
-from infinipot import Session, pot_file
+from infinipot import PotConfig, Session, pot_file
 from infinipot.cli import main
 from infinipot.model.runner import ModelRunner
 
@@ -108,20 +109,16 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_kill_while_saving(tmp_path: Path) -> None:
     """The file is the old one or the new one. A server that starts afterwards clears away what was begun."""
-    code = (
-        "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "from tiny import make_tiny, make_tokenizer\n"
-        "from infinipot import PotConfig, Session\n"
-        "model = make_tiny('llama'); model.lm_head.weight.data[:4] = 0\n"  # as in live.tiny
-        "session = Session(model, make_tokenizer(), PotConfig(pot_size=256, distill_to=128)); session.append('Once upon a time. ' * 30)\n"
-        "while True: session.save(sys.argv[1]); print('saved', flush=True)\n"
-    )
     path = tmp_path / "book.pot.safetensors"
-    folders = [str(Path(__file__).parents[1] / "support"), str(Path(__file__).parents[2])]
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, str(path), *folders], stdout=subprocess.PIPE
-    )
-    assert child.stdout is not None
+
+    def save_again_and_again() -> None:
+        session = Session(*tiny(), PotConfig(pot_size=256, distill_to=128))
+        session.append("Once upon a time. " * 30)
+        while True:
+            session.save(path)
+            print("saved", flush=True)
+
+    child = Forked(save_again_and_again, stdout=subprocess.PIPE)
     child.stdout.readline()
     time.sleep(0.05)
     child.kill()
