@@ -17,7 +17,7 @@ from infinipot.server.pot_store import PotStore
 from infinipot.server.prompts import PotContext, Prompt, Prompts
 from infinipot.server.stored_pot import StoredPot, digests, scope_of, unknown_pot
 from infinipot.session import Session
-from infinipot.text.tokens import Pieces
+from infinipot.text.pieces import Pieces
 
 
 @dataclass(frozen=True)
