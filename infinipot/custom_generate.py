@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Generation, advance, predict
+from infinipot.engine.decode import Generation, InvalidLogits, advance, predict
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
@@ -134,6 +134,8 @@ class _Picks:
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """ids [B, T] so far, logits [B, V] -> token ids [B]."""
+        if not logits.amax(dim=-1).isfinite().all():
+            raise InvalidLogits
         scores = self.processor(ids, logits)
         if self.config.do_sample:
             return torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]

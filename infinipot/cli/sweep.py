@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from infinipot.cli.options import option
 from infinipot.cli.policy_names import search_current_folder
 from infinipot.cli.progress import SweepProgress
 from infinipot.cli.session import silence
+from infinipot.text.json_text import json_text
 
 if TYPE_CHECKING:
     from infinipot.eval.methods import Method
@@ -211,7 +211,7 @@ def need_results(records: list[Record]) -> None:
 def show(records: list[Record], text: str, files: list[Path], json: bool) -> None:
     """Print the table, or the records as JSON, and name the files."""
     if json:
-        put("".join(json_module.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        put("".join(json_text(record) + "\n" for record in records))
     else:
         put(text.rstrip("\n") + "\n")
     if files:

@@ -187,7 +187,7 @@ class InvalidLogits(ValueError):
     def __init__(self) -> None:
         super().__init__(
             "the model's logits are not numbers: its weights are damaged, or its dtype cannot hold "
-            "its activations (try bfloat16 or float32)"
+            "its activations (load it in bfloat16 or float32)"
         )
 
 
@@ -196,7 +196,7 @@ def pick(generations: Sequence[Generation], logits: Tensor) -> list[int | Invali
     one copy if all use a `Sampler`. A row of logits that are not numbers has an error instead."""
     picks = [generation.options.pick for generation in generations]
     samplers = [one for one in picks if isinstance(one, Sampler)]
-    invalid = logits.amax(dim=-1).isnan()
+    invalid = ~logits.amax(dim=-1).isfinite()
     if len(samplers) < len(picks):
         rows = zip(picks, logits.split(1), invalid.tolist(), strict=True)
         return [InvalidLogits() if wrong else int(one(row)) for one, row, wrong in rows]

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from infinipot.text.json_text import json_text
+
 Record = dict[str, Any]
 
 
@@ -23,7 +25,7 @@ def lines(path: Path) -> list[Record]:
     text = path.read_bytes()
     complete = text[: text.rfind(b"\n") + 1].decode("utf-8")
     try:
-        return [json.loads(line) for line in complete.splitlines()]
+        return [json.loads(line) for line in complete.split("\n")[:-1]]
     except ValueError as problem:
         raise ValueError(f"{path} is damaged: {problem}. Move the file, or repair it") from None
 
@@ -99,7 +101,7 @@ class Results:
 
 
 def _as_lines(records: Iterable[Record]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(json_text(record) + "\n" for record in records)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -68,6 +68,8 @@ def turns_of(messages: list[Message]) -> tuple[str | None, list[list[str]]]:
     turns: list[list[str]] = []
     role = "assistant"
     for number, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise error(f"messages[{number}]: content is missing")
         if message.role in ("system", "developer"):
             if turns:
                 raise error(f"messages[{number}]: a system message must come before all others")

@@ -145,10 +145,13 @@ def prompts_of(body: CompletionRequest) -> list[Any]:
     if body.echo and (body.stream or body.pot or body.session):
         message = "echo does not go together with stream, pot or session: leave one out"
         raise APIError(400, message, param="echo")
-    if isinstance(body.prompt, str) or all(isinstance(item, int) for item in body.prompt):
-        prompts: list[Any] = [body.prompt]
+    prompt = body.prompt
+    if prompt is None or prompt == []:
+        raise APIError(400, "the prompt is empty: there is nothing to continue", param="prompt")
+    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
+        prompts: list[Any] = [prompt]
     else:
-        prompts = list(body.prompt)
+        prompts = list(prompt)
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise APIError(
             400,
@@ -169,7 +172,9 @@ async def completion_jobs(service: Service, body: CompletionRequest) -> list[Sub
     jobs = []
     for text in prompts:
         try:
-            prompt = await service.tokenize(engine.prompts.plain, text, config, context)
+            prompt = await service.tokenize(
+                engine.prompts.plain, text, config, context, bool(body.special_tokens)
+            )
         except ValueError as problem:
             raise APIError(400, str(problem), param="prompt") from None
         tokens += len(prompt.ids) if body.echo else 0

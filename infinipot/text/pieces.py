@@ -50,6 +50,46 @@ def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, special: bool
     )
 
 
+def gpt2_bytes() -> dict[str, int]:
+    """The byte that each character stands for in byte-level vocabularies: printable characters of
+    Latin-1 stand for themselves, the others for those from 256 on, in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + place): byte for place, byte in enumerate(others)
+    }
+
+
+GPT2_BYTES = gpt2_bytes()
+ANCHOR = "a"
+"""What stands before a piece to show its leading space."""
+
+
+def is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the pieces of the vocabulary are bytes, written as in GPT-2."""
+    if not tokenizer.is_fast:
+        return hasattr(tokenizer, "byte_decoder")
+    decoder = tokenizer.backend_tokenizer.decoder
+    return decoder is not None and b'"ByteLevel"' in decoder.__getstate__()
+
+
+def piece_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
+    """What a piece of the vocabulary stands for within a text, in UTF-8: with its leading space, and
+    not always whole characters."""
+    if token in byte_ids(tokenizer):
+        return bytes([byte_ids(tokenizer)[token]])
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if piece is None or token in special_ids(tokenizer):
+        return text_of(tokenizer, [token], special=True).encode()
+    if is_byte_level(tokenizer):
+        if all(char in GPT2_BYTES for char in piece):
+            return bytes(GPT2_BYTES[char] for char in piece)
+        return str(piece).encode()
+    before = tokenizer.encode(ANCHOR, add_special_tokens=False)
+    text = text_of(tokenizer, [*before, token], special=True)
+    return text[len(text_of(tokenizer, before, special=True)) :].encode()
+
+
 class Characters:
     """The whole characters of ids that come one by one. Together they are what one decoding of all
     ids gives. Each id costs the same, whatever came before."""

@@ -171,14 +171,14 @@ class AnswerJob(Job):
         stopped = token is None or self.pieces.stopped
         if stopped or len(self.answer_ids) >= self.request.sampling.max_tokens:
             self.end_generation()
-            self._send_text(self.pieces.finish())
+            self._send_text(self.pieces.finish(), last=True)
             self.ended = True
             self.send(
                 Done("stop" if token is None or self.pieces.stopped else "length", self.usage())
             )
 
-    def _send_text(self, text: str) -> None:
-        if text:
+    def _send_text(self, text: str, last: bool = False) -> None:
+        if text or (last and self.likely):
             self.text += text
             new = len(self.answer_ids) - self._sent_ids
             self.send(Piece(text, self.likely[:new]))
