@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Generation, InvalidLogits, advance, predict
+from infinipot.engine.decode import InvalidLogits, advance, predict
+from infinipot.engine.generation import Generation
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
@@ -196,10 +197,10 @@ def _generation(
         if len(contrast_ids):
             catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))
     reader.check_room(catalyst, 0)
-    if reader.policy.bounded and len(ids) + max_tokens <= config.pot_size:
-        reader.read(ids.tolist(), None)  # everything fits: no room is kept for the catalyst
-    else:
-        reader.read(ids.tolist(), catalyst)
+    prompt: list[int] = ids.tolist()
+    if not reader.policy.bounded or reader.plan.whole or len(prompt) > config.pot_size:
+        reader.read(prompt, catalyst)
+        prompt = []
     return Generation(
-        reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst
+        reader, prompt, max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst
     )

@@ -14,7 +14,8 @@ from infinipot import pot_file
 from infinipot.checks import old_name
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.answer import Answer
-from infinipot.engine.decode import Generation, answer
+from infinipot.engine.decode import answer
+from infinipot.engine.generation import Generation
 from infinipot.engine.reader import Progress
 from infinipot.engine.sampling import Sampler, end_tokens
 from infinipot.engine.truncate import reader_for

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Mark
 from infinipot.config import PotConfig, Sampling
-from infinipot.engine.decode import Pick
+from infinipot.engine.generation import Pick
 from infinipot.engine.sampling import Sampler
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
 from infinipot.server.jobs.base import Job
@@ -27,8 +27,6 @@ class Question:
     config: PotConfig
     prompt: Prompt
     sampling: Sampling
-    reserve: bool = True
-    """Distil first if prompt and max_tokens do not fit together; else distil when the pot is full."""
     top: int | None = None
     """How many likeliest tokens to report with each token; None: no probabilities."""
     pot: str | None = None
@@ -137,11 +135,11 @@ class AnswerJob(Job):
         if self.pending:
             super().read(max_tokens)
             return
-        room = self.request.sampling.max_tokens
-        if not self.request.reserve:
-            room = max(room, self.config.pot_size)
         self.generation = self.own_session.generation(
-            self.question, max_tokens=room, pick=self._pick(), keep=True
+            self.question,
+            max_tokens=self.request.sampling.max_tokens,
+            pick=self._pick(),
+            keep=True,
         )
         self.generation.begin()
         self._mark = self.own_session.pot.mark()
