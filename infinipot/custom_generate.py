@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from infinipot.compat import streamer_given
 from infinipot.config import PotConfig
 from infinipot.engine.decode import InvalidLogits, advance, predict
 from infinipot.engine.generation import Generation
@@ -77,7 +78,7 @@ def generate(
         rows = [row[mask[number].bool()] for number, row in enumerate(rows)]
     max_tokens = generation_config.max_length - input_ids.shape[1]
     generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]
-    picks = _Picks(logits_processor, stopping_criteria, generation_config)
+    picks = _Picks(logits_processor, stopping_criteria, generation_config, streamer_given())
     return _decode(generations, input_ids, picks)
 
 
@@ -132,6 +133,8 @@ class _Picks:
     processor: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
+    streamer: Any = None
+    """Gets the tokens [B] of each step, as from transformers."""
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """ids [B, T] so far, logits [B, V] -> token ids [B]."""
@@ -169,6 +172,8 @@ def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor
             tokens = picks(ids, logits.index_copy_(0, numbers, rows))
             tokens[[number for number in range(len(generations)) if number not in live]] = picks.pad
             ids = torch.cat((ids, tokens[:, None].to(ids.dtype)), dim=1)
+            if picks.streamer is not None:
+                picks.streamer.put(tokens.cpu())
             for number, ended in enumerate(picks.ended(ids)):
                 if number in live and ended:
                     live.pop(number).end()
@@ -178,6 +183,8 @@ def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor
     finally:
         for generation in live.values():
             generation.end()
+        if picks.streamer is not None:
+            picks.streamer.end()
     return ids
 
 

@@ -182,6 +182,11 @@ def prepare(
             "--raw is not possible here: questions stand in the model's chat template, "
             "as its users ask them"
         )
+    if options["special_tokens"]:
+        raise BadUse(
+            "--special-tokens is not possible here: special tokens in the texts of an evaluation "
+            "are text"
+        )
     return Sweep(eval_model, chosen, options, out)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from infinipot.pot_file import destination, put
 from infinipot.text.json_text import json_text
 
 Record = dict[str, Any]
@@ -105,11 +104,5 @@ def _as_lines(records: Iterable[Record]) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    """Write a file completely or not at all. Raises PotFileError for devices, pipes and folders."""
+    put(destination(path), text.encode())
