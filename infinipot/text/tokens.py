@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -75,10 +76,7 @@ def fragment(
     special token. The first space is wrong in the middle of a text, so it is left out here. The
     second is kept.
     """
-
-    def ids_of(whole: str) -> list[int]:
-        return raw_ids(tokenizer, whole)
-
+    ids_of: Callable[[str], list[int]] = functools.partial(raw_ids, tokenizer)
     ids = ids_of(text)
     if holds_control(tokenizer, ids, split):
         plain = plain_encoder(tokenizer)
