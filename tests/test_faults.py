@@ -287,7 +287,7 @@ def test_from_its_own_progress_a_session_can_be_asked_but_not_fed() -> None:
 def test_a_pot_that_is_not_numbers_is_not_saved(tmp_path: Path) -> None:
     model = make_tiny("llama")
     model.model.layers[1].self_attn.v_proj.weight.data[0] = float("nan")
-    one = Session(model, make_tokenizer(), PotConfig(pot_size=64, distill_to=20))
+    one = Session(model, make_tokenizer(), PotConfig(pot_size=256, distill_to=60))
     one.append("Anna hid it.")
     with pytest.raises(ValueError, match=r"logits are not numbers.*bfloat16 or float32"):
         one.ask("Who?", temperature=1.0)

@@ -177,16 +177,7 @@ def prepare(
     workers = options["workers"]
     if workers is not None and workers < 1:
         raise BadUse(f"--workers {workers} is not allowed: it must be at least 1")
-    if options["raw"]:
-        raise BadUse(
-            "--raw is not possible here: questions stand in the model's chat template, "
-            "as its users ask them"
-        )
-    if options["special_tokens"]:
-        raise BadUse(
-            "--special-tokens is not possible here: special tokens in the texts of an evaluation "
-            "are text"
-        )
+    refuse_forms(options)
     return Sweep(eval_model, chosen, options, out)
 
 
@@ -199,6 +190,20 @@ def base_options(options: CommandOptions) -> dict[str, Any]:
         for name, value in options.pot.items()
         if name != "policy" and options.origins[name] != preset
     }
+
+
+def refuse_forms(options: CommandOptions) -> None:
+    """Refuse options that would change how an evaluation puts its texts."""
+    if options["raw"]:
+        raise BadUse(
+            "--raw is not possible here: questions stand in the model's chat template, "
+            "as its users ask them"
+        )
+    if options["special_tokens"]:
+        raise BadUse(
+            "--special-tokens is not possible here: special tokens in the texts of an evaluation "
+            "are text"
+        )
 
 
 def refuse_system(options: CommandOptions) -> None:
