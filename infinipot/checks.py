@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -47,7 +48,17 @@ def within(what: str, value: float, low: float, high: float | None = None) -> No
         raise ValueError(f"{what}={value} is not allowed: it must be {allowed}")
 
 
-def whole_number(what: str, value: object, low: int) -> None:
+def whole_number(
+    what: str, value: object, low: int, high: int | None = None, unit: str = " of tokens"
+) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number of tokens")
-    within(what, value, low)
+        raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number{unit}")
+    within(what, value, low, high)
+
+
+def finite_number(what: str, value: object, low: float, high: float | None = None) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{what}={value!r} is not allowed: it must be a number")
+    if not math.isfinite(value):
+        raise ValueError(f"{what}={value} is not allowed: it must be a finite number")
+    within(what, value, low, high)

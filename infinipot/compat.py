@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -118,3 +119,15 @@ def _check_text_config(model: PreTrainedModel) -> None:
             f"some layers of {type(model).__name__} use the entries of other layers. Each layer of "
             "a pot keeps its own selection, so it cannot run this model: use another model"
         )
+
+
+def streamer_given() -> Any:
+    """The `streamer` of the call of `generate` that called the caller; None without one.
+
+    transformers hands it to its own decoding loops only. From a `custom_generate` it keeps it back,
+    without a word, so it is taken from the variables of `generate`.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code.co_name == "generate":
+        return frame.f_locals.get("streamer")
+    return None

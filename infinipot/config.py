@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinipot.cache.storage import QUANTISED
-from infinipot.checks import RENAMED, known, old_name, whole_number, within
+from infinipot.checks import RENAMED, finite_number, known, old_name, whole_number, within
 from infinipot.policies.base import Policy
 from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.registry import OPTIONS, POLICIES, renamed, with_options
@@ -247,6 +247,10 @@ def matters(option: str, policy: Policy | type[Policy]) -> bool:
     return option in policy.options()
 
 
+SEEDS = (-(2**63), 2**64 - 1)
+"""The least and the greatest seed that torch takes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How tokens are sampled. The defaults are greedy decoding."""
@@ -261,21 +265,19 @@ class Sampling:
     """Texts that end the answer; they are not part of it."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool):
-            raise TypeError(
-                f"max_tokens={self.max_tokens!r} is not allowed: it must be a whole number"
-            )
-        for name, low, high in (
-            ("max_tokens", 1, None),
-            ("temperature", 0, None),
-            ("top_k", 0, None),
-            ("top_p", 0, 1),
-            ("min_p", 0, 1),
+        whole_number("max_tokens", self.max_tokens, 1)
+        whole_number("top_k", self.top_k, 0)
+        if self.seed is not None:
+            whole_number("seed", self.seed, *SEEDS, unit="")
+        finite_number("temperature", self.temperature, 0)
+        finite_number("top_p", self.top_p, 0, 1)
+        finite_number("min_p", self.min_p, 0, 1)
+        if not isinstance(self.stop, (tuple, list)) or not all(
+            isinstance(text, str) for text in self.stop
         ):
-            within(name, getattr(self, name), low, high)
-        if isinstance(self.stop, str):
             raise TypeError(
-                f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ({self.stop!r},)"
+                f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ('END',)"
             )
+        object.__setattr__(self, "stop", tuple(self.stop))
         if any(not text for text in self.stop):
             raise ValueError("stop holds an empty text, which would end every answer at once")

@@ -17,8 +17,10 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from infinipot.compat import streamer_given
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Generation, advance, predict
+from infinipot.engine.decode import InvalidLogits, advance, predict
+from infinipot.engine.generation import Generation
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import contrasted
@@ -76,7 +78,7 @@ def generate(
         rows = [row[mask[number].bool()] for number, row in enumerate(rows)]
     max_tokens = generation_config.max_length - input_ids.shape[1]
     generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]
-    picks = _Picks(logits_processor, stopping_criteria, generation_config)
+    picks = _Picks(logits_processor, stopping_criteria, generation_config, streamer_given())
     return _decode(generations, input_ids, picks)
 
 
@@ -131,9 +133,13 @@ class _Picks:
     processor: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: GenerationConfig
+    streamer: Any = None
+    """Gets the tokens [B] of each step, as from transformers."""
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """ids [B, T] so far, logits [B, V] -> token ids [B]."""
+        if not logits.amax(dim=-1).isfinite().all():
+            raise InvalidLogits
         scores = self.processor(ids, logits)
         if self.config.do_sample:
             return torch.multinomial(scores.softmax(dim=-1), 1)[:, 0]
@@ -166,6 +172,8 @@ def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor
             tokens = picks(ids, logits.index_copy_(0, numbers, rows))
             tokens[[number for number in range(len(generations)) if number not in live]] = picks.pad
             ids = torch.cat((ids, tokens[:, None].to(ids.dtype)), dim=1)
+            if picks.streamer is not None:
+                picks.streamer.put(tokens.cpu())
             for number, ended in enumerate(picks.ended(ids)):
                 if number in live and ended:
                     live.pop(number).end()
@@ -175,6 +183,8 @@ def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor
     finally:
         for generation in live.values():
             generation.end()
+        if picks.streamer is not None:
+            picks.streamer.end()
     return ids
 
 
@@ -194,10 +204,10 @@ def _generation(
         if len(contrast_ids):
             catalyst = contrasted(catalyst, reader.tensor(list(contrast_ids)))
     reader.check_room(catalyst, 0)
-    if reader.policy.bounded and len(ids) + max_tokens <= config.pot_size:
-        reader.read(ids.tolist(), None)  # everything fits: no room is kept for the catalyst
-    else:
-        reader.read(ids.tolist(), catalyst)
+    prompt: list[int] = ids.tolist()
+    if not reader.policy.bounded or reader.plan.whole or len(prompt) > config.pot_size:
+        reader.read(prompt, catalyst)
+        prompt = []
     return Generation(
-        reader, [], max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst
+        reader, prompt, max_tokens=max_tokens, pick=int, stop_ids=set(), catalyst=catalyst
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
-from infinipot import PotConfig, PotFileError, Session, generate, pot_file
+from infinipot import PotConfig, PotFileError, Sampling, Session, generate, pot_file
 from infinipot.model.runner import ModelRunner
 
 MODEL, TOKENIZER = make_tiny("llama"), make_tokenizer()
@@ -237,3 +238,95 @@ def test_stale_streams_are_refused() -> None:
     session.append(random_ids(20), question=CATALYST)
     with pytest.raises(RuntimeError, match="read on"):
         next(tokens)
+
+
+def test_threads_append_one_after_the_other_or_are_refused() -> None:
+    """One text at a time: the session holds whole texts, and whoever came too soon is told."""
+    one = Session(MODEL, None, PotConfig(pot_size=256, distill_to=100, policy="streaming"))
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    first = threading.Thread(target=one.append, args=(random_ids(60),), kwargs={"progress": wait})
+    first.start()
+    assert begun.wait(60)
+    for act in (
+        lambda: one.append(random_ids(20)),
+        lambda: next(one.stream_ids([5], max_tokens=1, pick=greedy)),
+        one.fork,
+        lambda: one.save("never"),
+    ):
+        with pytest.raises(RuntimeError, match="a text is being read into this session"):
+            act()
+    go_on.set()
+    first.join()
+    one.append(random_ids(20, seed=2))
+    alone = Session(MODEL, None, one.config)
+    alone.append([*random_ids(60), *random_ids(20, seed=2)])
+    assert one.pot.tokens_read == 80
+    torch.testing.assert_close(one.logits, alone.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_from_its_own_progress_a_session_can_be_asked_but_not_fed() -> None:
+    one = Session(MODEL, None, PotConfig(pot_size=256, distill_to=100, policy="streaming"))
+    seen = []
+
+    def look() -> None:
+        seen.append(list(one.stream_ids([5], max_tokens=2, pick=greedy, stop_ids=set())))
+        with pytest.raises(RuntimeError, match="a text is being read"):
+            one.append([5])
+
+    one.append(random_ids(30), progress=look)
+    assert [len(answer) for answer in seen] == [2]
+    assert one.pot.tokens_read == 30
+
+
+def test_a_pot_that_is_not_numbers_is_not_saved(tmp_path: Path) -> None:
+    model = make_tiny("llama")
+    model.model.layers[1].self_attn.v_proj.weight.data[0] = float("nan")
+    one = Session(model, make_tokenizer(), PotConfig(pot_size=256, distill_to=60))
+    one.append("Anna hid it.")
+    with pytest.raises(ValueError, match=r"logits are not numbers.*bfloat16 or float32"):
+        one.ask("Who?", temperature=1.0)
+    with pytest.raises(PotFileError, match=r"not numbers.*bfloat16 or float32"):
+        one.save(tmp_path / "a.pot")
+    assert list(tmp_path.iterdir()) == []
+    ids = torch.tensor([random_ids(10)])
+    with pytest.raises(ValueError, match="logits are not numbers"):
+        model.generate(ids, max_new_tokens=2, pad_token_id=0, custom_generate=generate)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [float("inf"), float("nan"), -1.0, "1", True]),
+        ("seed", [2**64, -(2**63) - 1, 1.5, True, "1"]),
+        ("top_p", [float("nan"), 1.5, -0.1, "x", True]),
+        ("min_p", [float("nan"), 2.0, None]),
+        ("top_k", [-1, 1.5, float("nan"), True]),
+        ("max_tokens", [0, -1, 1.5, float("inf"), True, "5"]),
+        ("stop", ["END", ("a", 5), ("",), 5]),
+    ],
+)
+def test_numbers_of_sampling_that_cannot_be(name: str, values: list) -> None:
+    for value in values:
+        with pytest.raises((ValueError, TypeError), match=f"^{name}.*(not allowed|empty)"):
+            Sampling(**{name: value})
+
+
+def test_numbers_of_sampling_at_their_ends() -> None:
+    one = Session(MODEL, make_tokenizer(), PotConfig(pot_size=128, distill_to=60))
+    one.append("Anna hid it.")
+    greedy_answer = one.ask("Who?", max_tokens=6)
+    for cold in (1e-38, 5e-324, 1e-6):
+        assert one.ask("Who?", max_tokens=6, temperature=cold, seed=1) == greedy_answer
+    for options in (
+        {"temperature": 1e308, "seed": 2**64 - 1},
+        {"temperature": 1, "seed": -(2**63), "top_k": 2**40, "top_p": 0.0, "min_p": 1.0},
+    ):
+        answers = {one.ask("Who?", max_tokens=6, **options) for _ in range(2)}
+        assert len(answers) == 1
+    assert next(one.stream("Who?", max_tokens=10**18)) == greedy_answer[:1]

@@ -301,3 +301,29 @@ def test_a_file_that_is_replaced_or_changed_while_it_is_read(
         with pytest.raises(PotFileError, match="was changed while it was read: try again"):
             pot_file.read(path)
     assert path.read_bytes() == fresh
+
+
+def test_modes_of_files(tmp_path: Path) -> None:
+    """New files are as the umask says, and old ones keep theirs: pots, and results of evaluations."""
+    from infinipot.eval.results import write_whole
+
+    before = os.umask(0o022)
+    try:
+        for name, write in (
+            ("a.pot", lambda path: saved(path, length=50)),
+            ("a.jsonl", lambda path: write_whole(path, "{}\n")),
+        ):
+            path = tmp_path / name
+            write(path)
+            assert path.stat().st_mode & 0o777 == 0o644
+            path.chmod(0o640)
+            write(path)
+            assert path.stat().st_mode & 0o777 == 0o640
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path / "a.jsonl")
+        write_whole(link, "[]\n")
+        assert link.is_symlink() and (tmp_path / "a.jsonl").read_text() == "[]\n"
+        with pytest.raises(PotFileError, match="a device or a pipe"):
+            write_whole(Path("/dev/null"), "x")
+    finally:
+        os.umask(before)

@@ -122,3 +122,42 @@ def test_a_pot_is_not_cropped_or_reordered() -> None:
         session.pot.crop(-3)
     with pytest.raises(ValueError, match="beam search"):
         session.pot.reorder_cache(torch.tensor([0]))
+
+
+def test_streamers() -> None:
+    """They get the prompt, every token as it comes, and the end, as from transformers itself."""
+    from transformers.generation.streamers import BaseStreamer
+
+    class Noted(BaseStreamer):
+        def __init__(self) -> None:
+            self.got: list = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.got.append(value.flatten().tolist())
+
+        def end(self) -> None:
+            self.got.append("end")
+
+    ids = torch.tensor([random_ids(40)])
+    options = {**OPTIONS, "max_new_tokens": 6}
+    pot = PotConfig(pot_size=64, distill_to=24)
+    streamer = Noted()
+    out = MODEL.generate(ids, pot=pot, streamer=streamer, **options)[0].tolist()
+    assert streamer.got == [out[:40], *([token] for token in out[40:]), "end"]
+    stock = Noted()
+    MODEL.generate(ids, streamer=stock, **{**options, "custom_generate": None})
+    assert streamer.got == stock.got
+
+
+def test_how_to_stop_at_a_text() -> None:
+    """As README says."""
+    from transformers import StopStringCriteria
+
+    tokenizer = make_tokenizer()
+    ids = torch.tensor([random_ids(40)])
+    free = MODEL.generate(ids, pot=SMALL, **OPTIONS)[0, 40:].tolist()
+    text = tokenizer.decode(free[3:5])
+    stop = StopStringCriteria(tokenizer, [text])
+    out = MODEL.generate(ids, pot=SMALL, stopping_criteria=[stop], **OPTIONS)[0, 40:].tolist()
+    assert out == free[: len(out)]
+    assert tokenizer.decode(out).endswith(text)

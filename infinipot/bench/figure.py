@@ -30,7 +30,7 @@ def latest(results: Path, model: str | None = None) -> dict[str, Any]:
 
     Raises ValueError if there is none.
     """
-    lines = [json.loads(line) for line in results.read_text("utf-8").splitlines() if line.strip()]
+    lines = [json.loads(line) for line in results.read_text("utf-8").split("\n") if line.strip()]
     documents = [line for line in lines if line.get("benchmark") == "bench"]
     matches = [line for line in documents if model in (None, line["model"]["name"])]
     if matches:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from infinipot.bench.measure import clock, peak, settle
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Generation, together
+from infinipot.engine.decode import together
+from infinipot.engine.generation import Generation
 from infinipot.model.runner import ModelRunner
 from infinipot.session import Session
 

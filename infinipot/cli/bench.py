@@ -129,6 +129,8 @@ def result_file(out: Path | None) -> Path | None:
     """Where the result is kept; None: nowhere."""
     if out is None and RESULTS.is_dir():
         return RESULTS / "bench.jsonl"
+    if out is not None and out.is_dir():
+        raise BadUse(f"cannot keep the result in {out}: it is a folder, give a file")
     if out is not None and not out.absolute().parent.is_dir():
         raise BadUse(f"cannot keep the result in {out}: there is no folder {out.absolute().parent}")
     return out

@@ -11,7 +11,7 @@ import typer
 
 from infinipot.cli.app import EPILOG, Model, SavedPot, TextFile, app
 from infinipot.cli.command_options import CommandOptions, takes
-from infinipot.cli.console import BadUse, Failure, put, say
+from infinipot.cli.console import BadUse, Failure, check_utf8, put, say
 from infinipot.cli.options import COMMON, POT, SAMPLING
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def next_line(interactive: bool) -> str | None:
         if interactive:
             print("> ", end="", file=sys.stderr, flush=True)
         line = sys.stdin.readline()
+        check_utf8("the message", line)
         if line:
             return line.rstrip("\r\n")
         return None

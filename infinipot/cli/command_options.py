@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from infinipot.checks import RENAMED
-from infinipot.cli.console import BadUse, say
+from infinipot.cli.console import BadUse, check_utf8, say
 from infinipot.cli.policy_names import parse_policy
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ def collect(context: typer.Context, values: dict[str, Any]) -> CommandOptions:
         if value not in (None, [], ()):
             options.values[name] = value
             options.origins[name] = origin(context, name)
+            for text in value if isinstance(value, list) else [value]:
+                if isinstance(text, str):
+                    check_utf8(options.origins[name], text)
     rename(options)
     for name, value in preset_values(options).items():
         if name not in options.values:

@@ -38,6 +38,17 @@ def say(line: str) -> None:
     print(f"infinipot: {line}", file=sys.stderr, flush=True)
 
 
+def check_utf8(what: str, text: str | None) -> None:
+    """Refuse a text whose bytes are not UTF-8. Python keeps such bytes as halves of characters."""
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as problem:
+        code = ord(problem.object[problem.start])
+        place = len(problem.object[: problem.start].encode())
+        byte = f" (0x{code & 0xFF:02x})" if 0xDC80 <= code <= 0xDCFF else ""
+        raise BadUse(f"{what} is not UTF-8 at byte {place:,}{byte}; convert it first") from None
+
+
 def put(text: str) -> None:
     """Print a piece of the answer to stdout, at once."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ from infinipot.cli.app import EPILOG, Json, Model, Question, SavedPot, TextFile,
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, put
 from infinipot.cli.options import COMMON, POT, SAMPLING
+from infinipot.text.json_text import json_text
 
 if TYPE_CHECKING:
     from infinipot import Session
@@ -51,7 +51,7 @@ def generate(
     read(job, session)
     if json:
         reply = answer(session, prompt, job.sampling, show=lambda piece: None)
-        put(json_module.dumps(document(job, session, reply), ensure_ascii=False) + "\n")
+        put(json_text(document(job, session, reply)) + "\n")
     else:
         reply = answer(session, prompt, job.sampling, show=put)
         put("\n")

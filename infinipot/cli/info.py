@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from infinipot.cli.app import Json, app
 from infinipot.cli.console import put
 from infinipot.cli.policy_names import parse_policy
+from infinipot.text.json_text import json_text
 
 if TYPE_CHECKING:
     from infinipot.config import PotConfig
@@ -41,7 +41,7 @@ def info(
 
     header = {**describe(pot), "file_bytes": pot.stat().st_size}
     if json:
-        put(json_module.dumps(header, ensure_ascii=False) + "\n")
+        put(json_text(header) + "\n")
         return 0
     policy_class = None
     if policy is not None:

@@ -9,7 +9,7 @@ import typer
 
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.command_options import CommandOptions, takes
-from infinipot.cli.console import BadUse, doing, say
+from infinipot.cli.console import BadUse, check_utf8, doing, say
 from infinipot.cli.options import COMMON, POT
 from infinipot.cli.session import check_writable
 from infinipot.cli.source import Source
@@ -47,6 +47,7 @@ def inspect(
 ) -> int:
     """Show which tokens survived: a page with the text, shaded by how many layers and heads kept
     each token, and by each of them."""
+    check_utf8("--prompt", prompt)
     check_writable("write", out)
     text = whole_text(file)
     sweep = prepare(options, model, out.parent, "infinipot", question=prompt is not None)

@@ -38,6 +38,7 @@ class Flags:
     max_tokens_limit: int
     client_timeout: float
     allowed_hosts: tuple[str, ...]
+    allowed_origins: tuple[str, ...]
     ray: str | None
     replicas: int | None
     max_replicas: int | None
@@ -149,6 +150,12 @@ def limits(flags: Flags) -> dict[str, Any]:
             "the API key is empty, which would let anybody in: give one, "
             "or leave out --api-key and INFINIPOT_API_KEY altogether"
         )
+    for origin in flags.allowed_origins:
+        if origin != "*" and "://" not in origin:
+            raise BadUse(
+                f"--allowed-origin {origin!r} is not an origin: give scheme and name, "
+                f"https://{origin}, as the browser shows them"
+            )
     within("max-body-mb", flags.max_body_mb, 1)
     within("client-timeout", flags.client_timeout, 1)
     return {
@@ -156,6 +163,7 @@ def limits(flags: Flags) -> dict[str, Any]:
         "max_body_bytes": flags.max_body_mb << 20,
         "patience_s": flags.client_timeout,
         "hosts": Hosts(flags.host, flags.allowed_hosts),
+        "origins": flags.allowed_origins,
     }
 
 

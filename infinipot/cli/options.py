@@ -225,6 +225,13 @@ POT = (
     ),
     option("system", str, "A system prompt; it is never distilled."),
     option("raw", bool, "Read and answer without the chat template.", "--raw"),
+    option(
+        "special_tokens",
+        bool,
+        "Special tokens count where texts, questions and the system prompt spell them, "
+        "for prompts that you build yourself. Otherwise they are text.",
+        "--special-tokens",
+    ),
     option("begun", str, "Now answer_prefix.", hidden=True),
     option(
         "persist",
@@ -248,9 +255,10 @@ SAMPLING = (
     option("seed", int, "Make random choices repeatable."),
     option("stop", list[str], "A text that ends the answer; repeatable.", env=False),
 )
+UNSERVED = ("system", "raw", "special_tokens", "prefill")
 SERVED = (
     # the texts and how to read them come with requests
-    *(parameter for parameter in POT if parameter.name not in ("system", "raw", "prefill")),
+    *(parameter for parameter in POT if parameter.name not in UNSERVED),
     *(parameter for parameter in SAMPLING if parameter.name not in ("max_tokens", "stop")),
     option(
         "max_tokens", int, "Most tokens of an answer whose request names no number. [default: 1024]"

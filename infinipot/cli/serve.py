@@ -113,6 +113,14 @@ def serve(
             help="Without a key: also answer requests to this host name; repeatable, * is any.",
         ),
     ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allowed-origin",
+            metavar="URL",
+            help="Pages of this site may use the server, too: https://name; repeatable, * is any.",
+        ),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -155,6 +163,7 @@ def serve(
         max_tokens_limit=max_tokens_limit,
         client_timeout=client_timeout,
         allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
         ray=ray,
         replicas=replicas,
         max_replicas=max_replicas,

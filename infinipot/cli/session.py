@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infinipot.cli.command_options import CommandOptions
-from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, say
+from infinipot.cli.console import (
+    BadUse,
+    Failure,
+    Stopped,
+    check_utf8,
+    doing,
+    interrupts,
+    say,
+)
 from infinipot.cli.policy_names import parse_policy
 from infinipot.cli.progress import ReadingProgress, distillations
 from infinipot.cli.source import Source
@@ -47,6 +55,7 @@ def prepare(
     save: Path | None,
 ) -> Job:
     """Check the command line. pot: the saved pot to go on from. save: where to save the pot."""
+    check_utf8("--prompt", question)
     if save is not None:
         check_writable("save", save)
     source = None
@@ -74,9 +83,13 @@ def prepare(
 
 def check_writable(verb: str, path: Path) -> None:
     """Refuse a path at which no file can be written."""
-    folder = path.absolute().parent
+    folder = Path(os.path.realpath(path)).parent
     if path.is_dir():
         raise BadUse(f"cannot {verb} {path}: it is a folder")
+    if path.exists() and not path.is_file():
+        raise BadUse(
+            f"cannot {verb} {path}: it is a device or a pipe, not a file: choose another name"
+        )
     if not folder.is_dir():
         raise BadUse(f"cannot {verb} {path}: there is no folder {folder}")
 
@@ -154,6 +167,7 @@ def open_session(job: Job, model: str) -> Session:
             session = Session(
                 loaded, tokenizer, job.config, system=options["system"], template=template
             )
+        session.special_tokens = bool(options["special_tokens"])
     job.load_s = time.perf_counter() - started
     return session
 

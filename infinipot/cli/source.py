@@ -43,6 +43,7 @@ class Source:
 
     def __iter__(self) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")()
+        first = True
         more = True
         while more:
             # bytes of a character whose end is in the next block
@@ -50,7 +51,6 @@ class Source:
             with interrupts.waiting():
                 block = self.file.read1(BLOCK_BYTES)  # type: ignore[attr-defined]
             more = bool(block)
-            first = self.bytes_read == 0
             try:
                 text = decoder.decode(block, final=not more)
             except UnicodeDecodeError as problem:
@@ -63,6 +63,7 @@ class Source:
                 more = False
             self.bytes_read += len(block)
             if first:
+                first = not text
                 text = text.removeprefix("\ufeff")
             yield text
 

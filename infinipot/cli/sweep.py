@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json as json_module
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from infinipot.cli.options import option
 from infinipot.cli.policy_names import search_current_folder
 from infinipot.cli.progress import SweepProgress
 from infinipot.cli.session import silence
+from infinipot.text.json_text import json_text
 
 if TYPE_CHECKING:
     from infinipot.eval.methods import Method
@@ -177,11 +177,7 @@ def prepare(
     workers = options["workers"]
     if workers is not None and workers < 1:
         raise BadUse(f"--workers {workers} is not allowed: it must be at least 1")
-    if options["raw"]:
-        raise BadUse(
-            "--raw is not possible here: questions stand in the model's chat template, "
-            "as its users ask them"
-        )
+    refuse_forms(options)
     return Sweep(eval_model, chosen, options, out)
 
 
@@ -194,6 +190,20 @@ def base_options(options: CommandOptions) -> dict[str, Any]:
         for name, value in options.pot.items()
         if name != "policy" and options.origins[name] != preset
     }
+
+
+def refuse_forms(options: CommandOptions) -> None:
+    """Refuse options that would change how an evaluation puts its texts."""
+    if options["raw"]:
+        raise BadUse(
+            "--raw is not possible here: questions stand in the model's chat template, "
+            "as its users ask them"
+        )
+    if options["special_tokens"]:
+        raise BadUse(
+            "--special-tokens is not possible here: special tokens in the texts of an evaluation "
+            "are text"
+        )
 
 
 def refuse_system(options: CommandOptions) -> None:
@@ -211,7 +221,7 @@ def need_results(records: list[Record]) -> None:
 def show(records: list[Record], text: str, files: list[Path], json: bool) -> None:
     """Print the table, or the records as JSON, and name the files."""
     if json:
-        put("".join(json_module.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        put("".join(json_text(record) + "\n" for record in records))
     else:
         put(text.rstrip("\n") + "\n")
     if files:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import closing
 
-from infinipot.text.tokens import Pieces
+from infinipot.text.pieces import Pieces
 
 
 class Answer(Iterator[str]):

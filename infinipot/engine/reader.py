@@ -18,6 +18,7 @@ from infinipot.config import PotConfig
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import Distiller, take
 from infinipot.engine.plan import Plan
+from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
 
@@ -53,13 +54,14 @@ class Stats:
     """Seconds: read_s (distillations included), distill_s, answer_s."""
 
 
-class Reader:
+class Reader(Turns):
     """Reads token ids into a pot by a policy."""
 
     keeps_answers = True
     """Whether the tokens of an answer to keep stay in the pot as they are generated."""
 
     def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
+        super().__init__()
         if runner.sharded and config.policy.shared_heads:
             raise ValueError(
                 "shared_heads looks at all heads of a layer, but this process has only some of them "
@@ -72,7 +74,6 @@ class Reader:
         self.policy = config.policy
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
-        self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
@@ -119,13 +120,6 @@ class Reader:
                 f"pot_size={size} leaves no room: distill_to {budget} + catalyst {prompt} + "
                 f"pinned {pinned} needs more than {budget + prompt + pinned}. Use a larger pot, "
                 "distil to fewer entries, or shorten the question or the system prompt"
-            )
-
-    def check_idle(self) -> None:
-        if self.busy:
-            raise RuntimeError(
-                "an answer is still being streamed from this session: "
-                "finish or close it first, or fork the session"
             )
 
     @property
@@ -251,6 +245,7 @@ class Reader:
     def copy(self) -> Reader:
         self.check_idle()
         twin = copy.copy(self)
+        twin.thread = None
         twin.pot = self.pot.copy()
         if self.last_catalyst is self.pot.newest:
             twin.last_catalyst = twin.pot.newest

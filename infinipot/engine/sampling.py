@@ -13,8 +13,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot.config import Sampling
 
-COLDEST = 1e-30
-"""Lowest temperature: logits divided by it stay finite, and the likeliest token is chosen."""
+COLDEST = 1e-5
+"""Below this temperature the likeliest token is taken, as at 0."""
+HOTTEST = 1e30
+"""From this temperature on all tokens are equally likely."""
 DRAWS = 64
 """Random numbers made at a time."""
 BLOCK = 256
@@ -23,12 +25,12 @@ BELOW_ONE = 1 - 2**-53
 
 
 class Sampler:
-    """Picks the next token: the likeliest at temperature 0, else at random. A seed makes the choice
+    """Picks the next token: the likeliest at a temperature near 0, else at random. A seed makes the choice
     repeatable: alone and in a batch, on every device."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
-        self.greedy = sampling.temperature == 0
+        self.greedy = sampling.temperature < COLDEST
         self._numbers = _uniform(sampling.seed)
 
     def __call__(self, logits: Tensor) -> int:
@@ -73,7 +75,7 @@ class SamplerBatch:
             device=device,
         )
         options = [sampler.sampling for sampler in self.warm]
-        self.temperature = self._column([max(one.temperature, COLDEST) for one in options]).float()
+        self.temperature = self._column([min(one.temperature, HOTTEST) for one in options]).float()
         self.min_p = self._column([one.min_p for one in options])
         self.filters: list[Filter] = []
         self._add_filter(

@@ -17,6 +17,7 @@ from infinipot.eval.runner import Replica
 from infinipot.eval.teacher_forcing import open_session
 from infinipot.session import Session
 from infinipot.text.chat_template import Dialogue
+from infinipot.text.special_tokens import spans
 
 LONGEST = 200_000
 """The most tokens that a browser can show one by one."""
@@ -60,15 +61,15 @@ def pieces_of(tokenizer: Any, text: str) -> tuple[list[int], list[str]]:
 
     If a character has several tokens, the first one gets the character.
     """
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids, places = spans(tokenizer, text)
     parts = []
     done = 0
-    for _, end in encoded["offset_mapping"]:
+    for _, end in places:
         parts.append(text[done:end])
         done = max(done, end)
     if parts:
         parts[-1] += text[done:]
-    return list(encoded["input_ids"]), parts
+    return ids, parts
 
 
 def look(

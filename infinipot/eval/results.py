@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from infinipot.pot_file import destination, put
+from infinipot.text.json_text import json_text
 
 Record = dict[str, Any]
 
@@ -23,7 +24,7 @@ def lines(path: Path) -> list[Record]:
     text = path.read_bytes()
     complete = text[: text.rfind(b"\n") + 1].decode("utf-8")
     try:
-        return [json.loads(line) for line in complete.splitlines()]
+        return [json.loads(line) for line in complete.split("\n")[:-1]]
     except ValueError as problem:
         raise ValueError(f"{path} is damaged: {problem}. Move the file, or repair it") from None
 
@@ -99,15 +100,9 @@ class Results:
 
 
 def _as_lines(records: Iterable[Record]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(json_text(record) + "\n" for record in records)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        os.replace(temporary, path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    """Write a file completely or not at all. Raises PotFileError for devices, pipes and folders."""
+    put(destination(path), text.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from infinipot.eval.results import Record, write_whole
 from infinipot.eval.stats import mean, paired_difference, task_means
 from infinipot.eval.tables import markdown, name_key, names, number
 from infinipot.eval.tasks.longbench import Row, tasks
+from infinipot.text.json_text import json_text
 
 Scores = dict[str, dict[str, dict[str, float]]]
 """Method -> task -> row -> score, 0 .. 100."""
@@ -147,7 +147,7 @@ def predictions(records: Sequence[Record], data: Mapping[str, Sequence[Row]], fo
         kind = _file_name(record["rows"])
         method = _file_name(name_of[name_key(record)])
         place = folder / "pred" / kind / method / f"{row.task}.jsonl"
-        files.setdefault(place, []).append(json.dumps(line, ensure_ascii=False) + "\n")
+        files.setdefault(place, []).append(json_text(line) + "\n")
     for place, lines in files.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         write_whole(place, "".join(lines))

@@ -154,6 +154,9 @@ def put(target: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
+            owner = target.stat()
+            with contextlib.suppress(OSError):  # only root may give files away
+                os.chown(temporary, owner.st_uid, owner.st_gid)
             shutil.copymode(target, temporary)
         os.replace(temporary, target)
     except BaseException:

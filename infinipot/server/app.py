@@ -9,20 +9,18 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from infinipot import __version__
 from infinipot.server.auth import AuthMiddleware
 from infinipot.server.errors import APIError
+from infinipot.server.invalid import sentence
+from infinipot.server.json_reply import JsonReply
 from infinipot.server.routes import openai, pots, web
 from infinipot.server.service import Service, handler_error
-
-VALIDATION_TEXTS = {
-    "extra_forbidden": "is not a field of this request",
-    "missing": "is missing",
-}
 
 
 def create_app(service: Service) -> FastAPI:
@@ -47,12 +45,17 @@ def create_app(service: Service) -> FastAPI:
         docs_url=None,  # FastAPI's pages load scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,
+        default_response_class=JsonReply,
     )
     app.state.service = service
     for router in (openai.router, pots.router, openai.health_router, web.router):
         app.include_router(router)
     app.mount("/page", web.files, name="page")
     app.add_middleware(AuthMiddleware, service=service)
+    if origins := service.access.origins:  # browsers ask before pages of other sites do
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(APIError, on_error)
@@ -84,9 +87,9 @@ def describe(app: FastAPI, model: str) -> None:
 # ---------------------------------------------------------------- errors
 
 
-def error_response(error: APIError) -> JSONResponse:
+def error_response(error: APIError) -> JsonReply:
     headers = {"Retry-After": "5"} if error.status in (429, 503) else {}
-    return JSONResponse(error.body(), error.status, headers)
+    return JsonReply(error.body(), error.status, headers)
 
 
 async def on_error(request: Request, problem: Exception) -> Response:
@@ -103,22 +106,7 @@ async def on_http(request: Request, problem: Exception) -> Response:
 async def on_invalid(request: Request, problem: Exception) -> Response:
     """The first thing that is wrong with a request, in a sentence."""
     assert isinstance(problem, RequestValidationError)
-    errors = problem.errors()
-    kind = errors[0]["type"]
-    # a part with [ names one of several alternatives
-    parts = [str(part) for part in errors[0]["loc"] if part not in ("body", "query", "path")]
-    place = ".".join(part for part in parts if "[" not in part)[:200]
-    text = VALIDATION_TEXTS.get(kind, errors[0]["msg"])
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    message = f"{place}: {text}{more}" if place else f"the body cannot be used: {text}"
-    return error_response(
-        APIError(400, printable(message), code=kind, param=printable(place) or None)
-    )
-
-
-def printable(text: str) -> str:
-    """Replace what UTF-8 cannot hold: a request may contain it."""
-    return text.encode("utf-8", "replace").decode()
+    return error_response(sentence(problem.errors()))
 
 
 __all__ = ["create_app"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hmac
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infinipot.server.bodies import TOO_LARGE, limited_receive
 from infinipot.server.errors import APIError
+from infinipot.server.json_reply import JsonReply
 from infinipot.server.service import Service
 
 OPEN = ("/", "/health", "/docs", "/openapi.json")
@@ -46,7 +45,7 @@ class AuthMiddleware:
         max_bytes = None if scope["method"] == "PUT" else self.access.max_body_bytes
         error = self._access_error(scope["path"], headers) or _length_error(headers, max_bytes)
         if error is not None:
-            await JSONResponse(error.body(), error.status)(scope, receive, counted)
+            await JsonReply(error.body(), error.status)(scope, receive, counted)
             return
         body_bytes = 0
 
@@ -67,8 +66,13 @@ class AuthMiddleware:
 
     def _access_error(self, path: str, headers: Headers) -> APIError | None:
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != headers.get("host"):
-            message = "pages of other sites may not use this server"
+        host = headers.get("host")
+        if origin is not None and not self.access.allows(origin, host):
+            message = (
+                f"pages of {origin[:100]!r} may not use this server, which was asked as "
+                f"{(host or '')[:100]!r}: start it with --allowed-origin and the page's origin, or "
+                "let the proxy before it pass the Host header on"
+            )
             return APIError(403, message, code="cross_origin")
         key = self.access.api_key
         if key is None:  # other sites' pages do not know a key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+from infinipot.engine.decode import InvalidLogits
 from infinipot.machine import out_of_memory
 from infinipot.pot_file import PotFileError
 
@@ -96,6 +97,8 @@ def error_of(problem: BaseException, from_client: bool = False) -> APIError:
         return of_disk(cause)
     if isinstance(problem, PotFileError):
         return APIError(409, str(problem), code="pot_unusable", param="pot")
+    if isinstance(problem, InvalidLogits):
+        return APIError(500, str(problem), code="invalid_logits")
     if isinstance(problem, ValueError) and from_client:
         return APIError(400, " ".join(str(problem).split()))
     return APIError(

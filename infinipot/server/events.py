@@ -8,8 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from infinipot.engine.decode import InvalidLogits
 from infinipot.server.errors import APIError
 from infinipot.session import Session
+
+NEVER = -9999.0
+"""The log probability of what never comes, as OpenAI writes it: JSON has no infinity."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +50,14 @@ Send = Callable[[Event], None]
 
 
 def likely(logprobs: Tensor, token: int, count: int) -> Likely:
-    """The token's log probability and the `count` likeliest, from log probabilities [V]."""
+    """The token's log probability and the `count` likeliest, from log probabilities [V]. Raises
+    InvalidLogits if they are not numbers."""
     top: list[tuple[int, float]] = []
+    if logprobs.isnan().any():
+        raise InvalidLogits
+    logprobs = logprobs.clamp(min=NEVER)
     if count:
-        values, ids = logprobs.topk(count)
+        values, ids = logprobs.topk(min(count, len(logprobs)))
         top = list(zip(ids.tolist(), values.tolist(), strict=True))
     return Likely(token, float(logprobs[token]), top)
 

@@ -25,7 +25,7 @@ VALID_NAME = re.compile(NAME)
 UNFINISHED = re.compile(r"^\..*\.part$|^\.tmp[0-9A-Za-z]{6}$")
 """Files that were not written to their end. safetensors uses the second form."""
 ABANDONED_S = 3600
-"""Age at which an unfinished file in a shared folder belongs to nobody."""
+"""Age at which an unfinished file, where others write too, belongs to nobody."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,11 +74,13 @@ class PotStore:
 
     def _remove_unfinished(self, folder: Path) -> None:
         """Delete the unfinished files of a server that was killed."""
-        before = time.time() - ABANDONED_S if self.shared else float("inf")
+        now = time.time()
         places = (folder, self.conversations)
         paths = [path for place in places for path in place.iterdir()]
         for path, changed in by_age(path for path in paths if UNFINISHED.match(path.name)):
-            if changed < before:
+            # others may write into the folder itself, and only this server into the other one
+            own = path.parent == self.conversations and not self.shared
+            if own or changed < now - ABANDONED_S:
                 path.unlink(missing_ok=True)
 
     def _index(self) -> None:

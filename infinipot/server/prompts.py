@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -17,7 +17,8 @@ from infinipot.server.errors import APIError
 from infinipot.server.fair_lock import FairLock
 from infinipot.server.schema import Message
 from infinipot.text.chat_template import ANSWER, USER_1, Dialogue
-from infinipot.text.tokens import BLOCK, LONGEST, boundary, checked, encode, fragment
+from infinipot.text.special_tokens import spans, special_ids, starting_ids
+from infinipot.text.tokens import BLOCK, LONGEST, Place, boundary, checked, encode, fragment
 
 T = TypeVar("T")
 MAX_THREADS = 64
@@ -67,6 +68,8 @@ def turns_of(messages: list[Message]) -> tuple[str | None, list[list[str]]]:
     turns: list[list[str]] = []
     role = "assistant"
     for number, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise error(f"messages[{number}]: content is missing")
         if message.role in ("system", "developer"):
             if turns:
                 raise error(f"messages[{number}]: a system message must come before all others")
@@ -117,9 +120,10 @@ class Prompts:
         """Run a function in one of these threads."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, act, *args)
 
-    def ids(self, text: str, before: str = "\n") -> list[int]:
-        """The ids of a text that follows `before`; an empty `before`: the text stands alone."""
-        blocks = encode(self.tokenizer, [text] if text else [], before)
+    def ids(self, text: str, before: str = "\n", split: Collection[int] | None = None) -> list[int]:
+        """The ids of a text that follows `before`; an empty `before`: the text stands alone.
+        split: as in `tokens.fragment`."""
+        blocks = encode(self.tokenizer, [text] if text else [], before, split)
         out: list[int] = []
         while True:
             with self._turn_lock.after(len(out)):
@@ -151,11 +155,9 @@ class Prompts:
         """The offsets of a text that is encoded as one block."""
         count = len(fragment(self.tokenizer, text))
         for lead in ("", "\n"):
-            spans = self.tokenizer(
-                lead + text, add_special_tokens=False, return_offsets_mapping=True
-            )["offset_mapping"]
+            _, places = spans(self.tokenizer, lead + text)
             starts = [
-                max(0, start - len(lead)) for start, end in spans if end > len(lead) or not lead
+                max(0, start - len(lead)) for start, end in places if end > len(lead) or not lead
             ]
             if len(starts) == count:
                 return starts
@@ -165,17 +167,18 @@ class Prompts:
         """The ids of a session's first text. Raises ValueError if the template takes no system
         prompt."""
         with self._turn_lock.after(0):
-            before, spaces = Dialogue(self.tokenizer, system, True).place()
+            place = Dialogue(self.tokenizer, system, True).place()
         if text:
-            return self.ids(spaces + text, before)
+            return self.ids(place.spaces + text, place.before)
         return []
 
     def answer_ids(self, answer: str, place: tuple[str, str]) -> list[int]:
-        """The ids of an answer in a conversation. Usually they are the generated ids."""
+        """The ids of an answer in a conversation. Usually they are the generated ids: also of added
+        tokens that the template writes, such as `<think>`."""
         before, spaces = place
         if answer and not answer.startswith(spaces):
             answer = spaces + answer
-        return self.ids(answer, before)
+        return self.ids(answer, before, special_ids(self.tokenizer))
 
     def _place(self, ask: str) -> tuple[str, str]:
         """The text before an answer, and the spaces between. If the generation prompt ends without
@@ -195,7 +198,7 @@ class Prompts:
         """A user's turn as a session reads it. The last part is the question, the rest is text."""
         with self._turn_lock.after(0):
             opening = dialogue.opening()
-            ask = dialogue.ids(dialogue.template.ask)
+            ask = dialogue.own_ids(dialogue.template.ask)
         text: list[int] = []
         *before, last = parts
         if whole := "\n\n".join(before):
@@ -203,13 +206,15 @@ class Prompts:
                 preceding = "\n"
                 lead = dialogue.template.gap
             else:
-                preceding, lead = dialogue.place()
+                place = dialogue.place()
+                preceding = place.before
+                lead = place.spaces
             text = opening + self.ids(lead + whole, preceding)
             opening = []
             dialogue.in_text = True
             dialogue.answered = False
-        preceding, asked = dialogue.asked(last)
-        question = opening + self.ids(asked, preceding) + ask
+        place, asked = dialogue.asked(last)
+        question = opening + self.ids(asked, place.before) + ask
         dialogue.in_text = False
         dialogue.answered = True
         return text, question
@@ -243,24 +248,31 @@ class Prompts:
                 before += itertools.chain.from_iterable(self._user_ids(dialogue, parts))
         text, question = self._user_ids(dialogue, turns[-1])
         with self._turn_lock.after(0):
-            end = PROMPT_END + len(dialogue.ids(dialogue.template.ask))
+            end = PROMPT_END + len(dialogue.own_ids(dialogue.template.ask))
             opening = dialogue.opening()
         prompt = Prompt(system, True, head, before + text, question, opening, place)
         return self._split(prompt, config, end)
 
     def plain(
-        self, prompt: str | list[int], config: PotConfig, context: PotContext | None = None
+        self,
+        prompt: str | list[int],
+        config: PotConfig,
+        context: PotContext | None = None,
+        special_tokens: bool = False,
     ) -> Prompt:
-        """The prompt of a completion. Its end is the catalyst. Without a named pot before it, a
-        text begins with the tokenizer's first token."""
+        """The prompt of a completion. Its end is the catalyst. Without a named pot before it, a text
+        begins with what the tokenizer puts before texts. special_tokens: whether they count in it.
+        """
+        split = () if special_tokens else None
         if not isinstance(prompt, str):
             ids = checked(prompt, self.vocabulary)
         elif context is None:
             with self._turn_lock.after(0):
-                first = self.tokenizer("a").input_ids[:1]
-            ids = [i for i in first if i == self.tokenizer.bos_token_id] + self.ids(prompt, "")
+                start = tuple(starting_ids(self.tokenizer))
+            place = Place("", "", start=start)
+            ids = [*start, *place.after_start(self.ids(prompt, "", split))]
         else:
-            ids = self.ids(prompt)
+            ids = self.ids(prompt, split=split)
         if not ids:
             raise APIError(400, "the prompt is empty: there is nothing to continue", param="prompt")
         return self._split(Prompt(None, False, [], [], ids, []), config, PROMPT_END)

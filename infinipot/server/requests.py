@@ -127,7 +127,6 @@ async def chat_job(service: Service, body: ChatRequest) -> Submission:
         config,
         prompt,
         sampling,
-        reserve=max_tokens is not None,
         top=top,
         pot=body.pot,
         label=body.session,
@@ -145,10 +144,13 @@ def prompts_of(body: CompletionRequest) -> list[Any]:
     if body.echo and (body.stream or body.pot or body.session):
         message = "echo does not go together with stream, pot or session: leave one out"
         raise APIError(400, message, param="echo")
-    if isinstance(body.prompt, str) or all(isinstance(item, int) for item in body.prompt):
-        prompts: list[Any] = [body.prompt]
+    prompt = body.prompt
+    if prompt is None or prompt == []:
+        raise APIError(400, "the prompt is empty: there is nothing to continue", param="prompt")
+    if isinstance(prompt, str) or all(isinstance(item, int) for item in prompt):
+        prompts: list[Any] = [prompt]
     else:
-        prompts = list(body.prompt)
+        prompts = list(prompt)
     if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise APIError(
             400,
@@ -169,7 +171,9 @@ async def completion_jobs(service: Service, body: CompletionRequest) -> list[Sub
     jobs = []
     for text in prompts:
         try:
-            prompt = await service.tokenize(engine.prompts.plain, text, config, context)
+            prompt = await service.tokenize(
+                engine.prompts.plain, text, config, context, bool(body.special_tokens)
+            )
         except ValueError as problem:
             raise APIError(400, str(problem), param="prompt") from None
         tokens += len(prompt.ids) if body.echo else 0
@@ -179,7 +183,6 @@ async def completion_jobs(service: Service, body: CompletionRequest) -> list[Sub
             config,
             prompt,
             sampling,
-            reserve=body.max_tokens is not None,
             top=body.logprobs,
             pot=body.pot,
             label=body.session,

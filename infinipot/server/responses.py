@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -13,17 +13,34 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.server.events import Done, Likely, Piece
+from infinipot.text.json_text import json_text
+from infinipot.text.pieces import piece_bytes
 
 DONE = "data: [DONE]\n\n"
 
 
 def sse(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+    return f"data: {json_text(content, nan=False)}\n\n"
 
 
 def comment(text: str) -> str:
     """A line that clients skip. It keeps the connection alive."""
     return f": {text}\n\n"
+
+
+def shown(piece: bytes) -> str:
+    """A piece of the vocabulary as text; `bytes:` and its bytes, if it is no whole text."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def places(pieces: Sequence[bytes]) -> list[int]:
+    """The character of the text at which each piece begins, or that it continues."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    lengths = [len(decoder.decode(piece)) for piece in pieces]
+    return list(itertools.accumulate(lengths, initial=0))[:-1]
 
 
 class Form(ABC):
@@ -42,8 +59,9 @@ class Form(ABC):
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    def token(self, token: int) -> str:
-        return str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    def bytes_of(self, token: int) -> bytes:
+        """What the token stands for in a text, with its spaces."""
+        return piece_bytes(self.tokenizer, token)
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         return {
@@ -127,8 +145,8 @@ class ChatForm(Form):
 
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            text = self.token(token)
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            piece = self.bytes_of(token)
+            return {"token": shown(piece), "logprob": logprob, "bytes": list(piece)}
 
         if not self.wants_logprobs:
             return None
@@ -153,20 +171,25 @@ class CompletionForm(Form):
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
         if not self.wants_logprobs:
             return None
-        tokens = [self.token(one.token) for one in likely]
-        starts = list(itertools.accumulate(map(len, tokens), initial=0))[:-1]
-        tops = [
-            {self.token(token): logprob for token, logprob in one.top}
-            if one.logprob is not None
-            else None
-            for one in likely
-        ]
+        pieces = [self.bytes_of(one.token) for one in likely]
         return {
-            "tokens": tokens,
+            "tokens": [shown(piece) for piece in pieces],
             "token_logprobs": [one.logprob for one in likely],
-            "top_logprobs": tops,
-            "text_offset": starts,
+            "top_logprobs": [self._top(one) for one in likely],
+            "text_offset": places(pieces),
         }
+
+    def _top(self, likely: Likely) -> dict[str, float] | None:
+        """The likeliest tokens by name. The second of two equal names is the token's number."""
+        if likely.logprob is None:
+            return None
+        top: dict[str, float] = {}
+        for token, logprob in likely.top:
+            name = shown(self.bytes_of(token))
+            if name in top:
+                name = f"token_id:{token}"
+            top[name] = logprob
+        return top
 
 
 def total(reports: list[dict[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """A pot's name: letters, digits, _ and -. It cannot lead out of the folder of pots."""
@@ -13,11 +14,27 @@ Name = Annotated[str, Field(pattern=NAME, examples=["book"])]
 
 def whole_characters(text: str) -> str:
     """Refuse halves of surrogate pairs, which JSON can contain and UTF-8 cannot."""
-    text.encode()
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise PydanticCustomError(
+            "half_of_a_character",
+            "holds half of a character at place {place}, which UTF-8 cannot hold",
+            {"place": problem.start},
+        ) from None
     return text
 
 
+def not_a_switch(value: Any) -> Any:
+    """Refuse true and false, which Python takes for 1 and 0, and numbers in quotes."""
+    if isinstance(value, (bool, str)):
+        raise PydanticCustomError("number_type", "must be a number, not true, false or a text")
+    return value
+
+
 Text = Annotated[str, AfterValidator(whole_characters)]
+Whole = Annotated[int, BeforeValidator(not_a_switch)]
+Number = Annotated[float, BeforeValidator(not_a_switch)]
 SALT = (
     "A secret of the client. A conversation with a salt goes on, and is named, "
     "only with the same salt."
@@ -48,29 +65,37 @@ class Strict(BaseModel):
 class TextPart(Strict):
     type: Literal["text"]
     text: Text
+    prompt_cache_breakpoint: None = None
 
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: (
-        Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-    )
+        Text
+        | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
+        | None
+    ) = None
     name: Text | None = Field(None, description="Accepted, not used.")
     refusal: None = None
+    audio: None = None
+    function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    """Clients send an answer back with `refusal` and `tool_calls` empty."""
+    annotations: Annotated[list[Any], Field(max_length=1000)] | None = Field(
+        None, description="Accepted, not used."
+    )
+    """Clients send an answer back with all the fields that OpenAI's answers have."""
 
     @property
     def texts(self) -> list[str]:
         """The parts of the content."""
         if isinstance(self.content, str):
             return [self.content]
-        return [part.text for part in self.content]
+        return [part.text for part in self.content or ()]
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
-    include_obfuscation: bool = Field(False, description="Accepted, not used.")
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = Field(None, description="Accepted, not used.")
 
 
 class PotOptions(Strict):
@@ -100,11 +125,11 @@ class Options(PotOptions):
     """Fields of both chat and completions."""
 
     model: Text = Field(examples=["smollm2"])
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=2**31)
-    min_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    temperature: Number | None = Field(None, ge=0, le=100)
+    top_p: Number | None = Field(None, ge=0, le=1)
+    top_k: Whole | None = Field(None, ge=0, le=2**31)
+    min_p: Number | None = Field(None, ge=0, le=1)
+    seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -128,20 +153,40 @@ class Options(PotOptions):
 
 class ChatRequest(Options):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_tokens: Whole | None = Field(None, ge=1, le=2**31)
+    max_completion_tokens: Whole | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    prompt_cache_key: Text | None = Field(None, description="Accepted, not used.")
+    safety_identifier: Text | None = Field(None, description="Accepted, not used.")
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    moderation: None = None
+    parallel_tool_calls: None = None
+    prediction: None = None
+    prompt_cache_options: None = None
+    prompt_cache_retention: None = None
+    reasoning_effort: None = None
+    service_tier: None = None
+    tool_choice: None = None
+    verbosity: None = None
+    web_search_options: None = None
 
 
 class CompletionRequest(Options):
-    prompt: Text | Several[Text] | Several[int] | Several[Several[int]]
-    max_tokens: int | None = Field(
+    prompt: Text | Several[Text] | Several[int] | Several[Several[int]] | None
+    max_tokens: Whole | None = Field(
         None, ge=0, le=2**31, description="0 only with echo: the prompt's own log probabilities."
     )
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: Whole | None = Field(None, ge=0, le=20)
+    special_tokens: bool | None = Field(
+        None,
+        description="Special tokens count where the prompt spells them; otherwise they are text.",
+    )
     echo: bool | None = Field(
         None,
         description="The answer begins with the prompt. "

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
@@ -40,6 +41,14 @@ class Access:
     patience_s: float = PATIENCE_S
     """How long a client may keep the server waiting for its request, or not fetch its answer."""
     hosts: Hosts = field(default_factory=Hosts)
+    origins: tuple[str, ...] = ()
+    """Other sites whose pages may use the server, as browsers name them; `*` is any."""
+
+    def allows(self, origin: str, host: str | None) -> bool:
+        """Whether a page may use the server: its own, or one of an allowed site."""
+        if urlsplit(origin).netloc == host or "*" in self.origins:
+            return True
+        return origin.lower() in [allowed.lower().rstrip("/") for allowed in self.origins]
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():

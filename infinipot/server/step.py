@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.engine.decode import Generation, InvalidLogits, advance, pick, predict
+from infinipot.engine.decode import InvalidLogits, advance, pick, predict
+from infinipot.engine.generation import Generation
 
 StepResult = int | Exception | None
 """A token id; the exception, if the answer failed; None if the answer has ended."""

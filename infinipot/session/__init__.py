@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import pot_file
-from infinipot.cache.pot import Pot
 from infinipot.checks import old_name
 from infinipot.config import PotConfig, Sampling
 from infinipot.engine.answer import Answer
-from infinipot.engine.decode import Generation, answer
-from infinipot.engine.plan import Plan
-from infinipot.engine.reader import Progress, Stats
+from infinipot.engine.decode import answer
+from infinipot.engine.generation import Generation
+from infinipot.engine.reader import Progress
 from infinipot.engine.sampling import Sampler, end_tokens
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
@@ -25,16 +24,20 @@ from infinipot.policies import Policy
 from infinipot.session.arguments import Question, listed, runner_of, uses_template
 from infinipot.session.catalyst import answer_catalyst, new_catalyst
 from infinipot.session.file import damage_of, restore_session, session_state
+from infinipot.session.view import SessionView
 from infinipot.text.chat_template import Dialogue
-from infinipot.text.tokens import Pieces, Text, checked, parts
+from infinipot.text.pieces import Pieces
+from infinipot.text.tokens import Text, checked, parts
 
 
-class Session:
+class Session(SessionView):
     """A text of any length in a pot of fixed size.
 
     model: a decoder-only transformers model. tokenizer: None if only token ids are used. config:
     sizes and policy. system: a system prompt, pinned. template: whether texts and questions are put
     into the tokenizer's chat template. None: yes, unless the first text read is token ids.
+    special_tokens: whether special tokens count where texts and questions spell them; otherwise they
+    are text there.
     """
 
     def __init__(
@@ -45,63 +48,40 @@ class Session:
         *,
         system: str | None = None,
         template: bool | None = None,
+        special_tokens: bool = False,
     ) -> None:
         self.runner = runner_of(model)
         self.tokenizer = tokenizer
         self.system = system
         self.template = template
+        self.special_tokens = special_tokens
         self._reader = reader_for(self.runner, config or PotConfig())
         self._dialogue: Dialogue | None = None
 
-    @property
-    def pot(self) -> Pot:
-        return self._reader.pot
-
-    @property
-    def plan(self) -> Plan | None:
-        """Sizes and smoothing of each layer. None while they depend on whether a question will be
-        known."""
-        return self._reader.fixed_plan
-
-    @property
-    def config(self) -> PotConfig:
-        """The options in force. None: an option that is not decided yet, or that differs between
-        layers (see `plan`)."""
-        return self._reader.plan.shown_in(self._reader.options, decided=self.plan is not None)
-
-    @property
-    def stats(self) -> Stats:
-        return self._reader.stats
-
-    @property
-    def logits(self) -> Tensor:
-        """Next-token logits [1, V] float32 after what the pot has read."""
-        if self.pot.hidden is None:
-            raise ValueError("nothing has been read: append a text first")
-        return self.runner.head(self.pot.hidden)[:, -1].float()
-
-    def score_all(self) -> None:
-        """From now on compute the novelty of every token, even if the policy does not need it.
-        After each chunk `pot.novelty` ends with the chunk's values."""
-        self.pot.score_at_once()
-
     def append(
-        self, text: Text, question: Question = None, progress: Progress | None = None
+        self,
+        text: Text,
+        question: Question = None,
+        progress: Progress | None = None,
+        *,
+        special_tokens: bool | None = None,
     ) -> None:
         """Read a text, and distil whenever the pot is full.
 
         text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is read
         piece by piece. question: the question to come (str or ids); it becomes the catalyst.
-        progress: called after every chunk. Raises ValueError, before anything is read, if the sizes
-        leave no room. After an interruption the chunks already read stay in the pot.
+        progress: called after every chunk. special_tokens: instead of the session's. Raises
+        ValueError, before anything is read, if the sizes leave no room. After an interruption the
+        chunks already read stay in the pot. Raises RuntimeError while another thread reads.
         """
-        self._reader.check_idle()
-        lists, raw = parts(text, self.tokenizer, self.runner.vocabulary, lambda: dialogue.place())
-        dialogue = self._dialogue or self._new_dialogue(raw)
-        catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
-        self._begin(dialogue)
-        for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
-            self._read(dialogue, ids, catalyst, progress, more)
+        with self._reader.reading():
+            vocabulary = self.runner.vocabulary
+            lists, raw = parts(text, self.tokenizer, vocabulary, lambda: dialogue.place())
+            dialogue = self._dialogue_for(raw, special_tokens)
+            catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
+            self._begin(dialogue)
+            for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
+                self._read(dialogue, ids, catalyst, progress, more)
 
     def append_part(self, ids: list[int], question: Question, most: int, more: bool) -> int:
         """Read the first of these ids: at most `most`, and only up to the next distillation.
@@ -109,22 +89,22 @@ class Session:
         For texts that are read in parts: parts that end where the pot is full are read fastest.
         more: more follows these ids. Returns how many were read. Otherwise as `append`.
         """
-        self._reader.check_idle()
-        dialogue = self._dialogue or self._new_dialogue(raw=True)
-        catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
-        self._begin(dialogue)
-        opening = dialogue.opening()
-        count = len(ids)
-        if most < count:
-            count = self._reader.rounded(most)
-        full = self._reader.until_full(catalyst)
-        if full is not None and len(opening) < full <= len(opening) + count:
-            count = full - len(opening)
-            more = more or count < len(ids)
-        else:
-            more = False
-        self._read(dialogue, opening + ids[:count], catalyst, None, more)
-        return count
+        with self._reader.reading():
+            dialogue = self._dialogue_for(raw=True)
+            catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
+            self._begin(dialogue)
+            opening = dialogue.opening()
+            count = len(ids)
+            if most < count:
+                count = self._reader.rounded(most)
+            full = self._reader.until_full(catalyst)
+            if full is not None and len(opening) < full <= len(opening) + count:
+                count = full - len(opening)
+                more = more or count < len(ids)
+            else:
+                more = False
+            self._read(dialogue, opening + ids[:count], catalyst, None, more)
+            return count
 
     def _read(
         self,
@@ -146,10 +126,18 @@ class Session:
                 dialogue.in_text, dialogue.answered = state
             raise
 
-    def _new_dialogue(self, raw: bool) -> Dialogue:
-        """raw: the first text is token ids."""
-        templated = uses_template(self.template, self.tokenizer, self.system, raw)
-        return Dialogue(self.tokenizer, self.system, templated)
+    def _dialogue_for(self, raw: bool, special_tokens: bool | None = None) -> Dialogue:
+        """The conversation, or a new one. raw: the next text is token ids. special_tokens: whether
+        they count in it; None: as in the session."""
+        dialogue = self._dialogue
+        if dialogue is None:
+            templated = uses_template(self.template, self.tokenizer, self.system, raw)
+            options = {"begins": not raw, "special_tokens": self.special_tokens}
+            dialogue = Dialogue(self.tokenizer, self.system, templated, **options)
+        if special_tokens is None:
+            special_tokens = self.special_tokens
+        dialogue.special_tokens = special_tokens
+        return dialogue
 
     def _begin(self, dialogue: Dialogue) -> None:
         """Read and pin the head of the chat template, once."""
@@ -169,10 +157,16 @@ class Session:
         return "".join(self.stream(message, keep=True, aware=False, **sampling))
 
     def stream(
-        self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any
+        self,
+        question: Question = None,
+        *,
+        keep: bool = False,
+        aware: bool = True,
+        special_tokens: bool | None = None,
+        **sampling: Any,
     ) -> Answer:
-        """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware: as in
-        `generation`."""
+        """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware,
+        special_tokens: as in `generation`."""
         options = Sampling(**sampling)
         if self.runner.sharded and options.temperature and options.seed is None:
             raise ValueError(
@@ -183,7 +177,12 @@ class Session:
                 "the session has no tokenizer to turn an answer into text: pass one, or use stream_ids"
             )
         tokens = self.stream_ids(
-            question, max_tokens=options.max_tokens, pick=Sampler(options), keep=keep, aware=aware
+            question,
+            max_tokens=options.max_tokens,
+            pick=Sampler(options),
+            keep=keep,
+            aware=aware,
+            special_tokens=special_tokens,
         )
         return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
 
@@ -199,7 +198,7 @@ class Session:
         max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
         question and answer become part of the pot. aware: distillations for the answer use the
         question as the catalyst. stop_ids: ids that end the answer; None: all that the model, its
-        tokenizer and the template name.
+        tokenizer and the template name. special_tokens: instead of the session's.
         """
         prompt, generation = self._prepare(question, **options)
         return Generation(self._reader, prompt, **generation)
@@ -210,39 +209,41 @@ class Session:
         self,
         question: Question,
         *,
-        max_tokens: int,
-        pick: Callable[[Tensor], int],
         keep: bool = False,
         aware: bool = True,
         stop_ids: set[int] | None = None,
+        special_tokens: bool | None = None,
+        **options: Any,
     ) -> tuple[list[int], dict[str, Any]]:
-        """The ids that are read before an answer, and the fields of its `GenerationOptions`."""
-        self._reader.check_idle()
+        """The ids that are read before an answer, and the fields of its `GenerationOptions`.
+        options: max_tokens, pick."""
+        reader = self._reader
+        reader.check_idle()
         question = listed(question)
         if isinstance(question, list):
             question = checked(question, self.runner.vocabulary)
-        dialogue = self._dialogue or self._new_dialogue(raw=isinstance(question, list))
+        dialogue = self._dialogue_for(isinstance(question, list), special_tokens)
         prompt = dialogue.question(question)
         if not prompt and self.pot.hidden is None:
             raise ValueError(
                 "nothing has been read and nothing is asked: append a text or pass a question"
             )
-        entries = len(prompt) + max_tokens
+        entries = len(prompt) + options["max_tokens"]
         if not self._dialogue:
             entries += len(dialogue.head())
         catalyst = None
-        if keep or self._reader.plan.whole or not self._reader.fits(entries):
-            catalyst = answer_catalyst(self._reader, dialogue, question, aware=aware, keep=keep)
+        if keep or reader.plan.whole or not reader.fits(entries):
+            catalyst = answer_catalyst(reader, dialogue, question, aware=aware, keep=keep)
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()
+        settled = dialogue.note_answer
         return prompt, {
-            "max_tokens": max_tokens,
-            "pick": pick,
+            **options,
             "stop_ids": stop_ids,
             "keep": keep,
             "catalyst": catalyst,
-            "settled": dialogue.note_answer,
+            "settled": settled,
         }
 
     def fork(self) -> Session:

@@ -20,9 +20,11 @@ from infinipot.text.chat_template import Dialogue
 def session_state(
     reader: Reader, dialogue: Dialogue, system: str | None, origin: pot_file.Origin
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a session's pot file."""
+    """Tensors and header of a session's pot file. Raises PotFileError for entries that are not
+    numbers."""
     score_novelty(reader.runner, reader.pot)
     tensors, numbers = reader.pot.state()
+    check_numbers(tensors)
     ids, skipped = reader.waiting()
     tensors["tail"] = torch.tensor(ids, dtype=torch.long)
     catalyst = reader.last_catalyst
@@ -46,6 +48,18 @@ def session_state(
         "pot": numbers,
     }
     return tensors, header
+
+
+def check_numbers(tensors: dict[str, Tensor]) -> None:
+    """Raise PotFileError for a pot whose entries are not numbers, from which no answer can come."""
+    for name, tensor in tensors.items():
+        entries = name == "hidden" or name.split(".")[-1].startswith(("keys", "values"))
+        if entries and tensor.is_floating_point() and not tensor.float().isfinite().all():
+            raise pot_file.PotFileError(
+                "this pot cannot be saved: its entries are not numbers, because the model's weights "
+                "are damaged, or its dtype cannot hold its activations. "
+                "Load the model in bfloat16 or float32, and read the text again"
+            )
 
 
 def restore_session(

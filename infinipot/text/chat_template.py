@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from infinipot.text.tokens import fragment
+from infinipot.text.special_tokens import (
+    holds_control,
+    raw_ids,
+    special_ids,
+    starting_ids,
+    surrounded,
+)
+from infinipot.text.tokens import Place, fragment
 
 USER_1 = "First-User-Text"
 ANSWER = "Answer-Text"
 USER_2 = "Second-User-Text"
+SYSTEM = "System-Text"
 PADDED = f"\t{USER_2}\t"
 """Shows whether the template keeps white space around a user's text."""
 
@@ -31,13 +40,17 @@ class Template:
     """Between a text and the question about it."""
     strips: bool = False
     """Whether the template drops white space around a user's text."""
+    system: tuple[str, str, str] | None = None
+    """The head around the system prompt, if that holds special tokens, which are text there."""
+    start: tuple[int, ...] = ()
+    """Without a chat template: the ids that the tokenizer puts before a text."""
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
     """Cut the tokenizer's chat template at the user's texts and the answer.
 
-    Without a chat template, the head is the beginning-of-text token if the tokenizer adds one, and
-    empty lines separate text, question and answer.
+    Without a chat template, a text begins with what the tokenizer puts before it, and empty lines
+    separate text, question and answer.
     """
     if not tokenizer.chat_template:
         return _plain_template(tokenizer, system)
@@ -56,7 +69,26 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
         raise ValueError(
             "the tokenizer's chat template drops the system prompt: put it into the text instead"
         )
-    return Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips)
+    within = system_within(tokenizer, system, head)
+    return Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips, system=within)
+
+
+def system_within(
+    tokenizer: PreTrainedTokenizerBase, system: str | None, head: str
+) -> tuple[str, str, str] | None:
+    """The head before a system prompt, the prompt, and the head behind it. None for a prompt that
+    spells no special tokens."""
+    if system is None or not holds_control(tokenizer, raw_ids(tokenizer, system), None):
+        return None
+    before, _, rest = _rendered(tokenizer, SYSTEM).partition(SYSTEM)
+    behind = rest.partition(USER_1)[0]
+    for prompt in (system, system.strip()):
+        if before + prompt + behind == head:
+            return before, prompt, behind
+    raise ValueError(
+        "the system prompt spells special tokens, and the tokenizer's chat template changes what "
+        "stands around it: leave them out of the system prompt"
+    )
 
 
 def _plain_template(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
@@ -66,11 +98,8 @@ def _plain_template(tokenizer: PreTrainedTokenizerBase, system: str | None) -> T
             "this tokenizer has no chat template, so it has no place for a system prompt: put the "
             "system prompt into the text instead"
         )
-    ids = tokenizer("a").input_ids
-    head = ""
-    if ids and ids[0] == tokenizer.bos_token_id:
-        head = str(tokenizer.bos_token)
-    return Template(head=head, ask="\n", turn="\n\n", gap="\n\n")
+    start = tuple(starting_ids(tokenizer))
+    return Template(ask="\n", turn="\n\n", gap="\n\n", start=start)
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None) -> str:
@@ -97,23 +126,48 @@ class Dialogue:
     """The state of a session's conversation, and the ids that come next.
 
     Without a tokenizer, or with templated=False, no template is put around texts and questions.
+    begins: then the first text begins with what the tokenizer puts before a text. special_tokens:
+    whether they count in the system prompt, and in texts and questions.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, system: str | None, templated: bool
+        self,
+        tokenizer: PreTrainedTokenizerBase | None,
+        system: str | None,
+        templated: bool,
+        begins: bool = False,
+        special_tokens: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.templated = templated
         self.template = Template()
         if templated and tokenizer is not None:
             self.template = template_of(tokenizer, system)
+        elif begins and tokenizer is not None:
+            self.template = Template(start=tuple(starting_ids(tokenizer)))
+        self.special_tokens = special_tokens
+        self.trusts_system = special_tokens
         self.in_text = False
         """Whether this turn already has a text. A question then needs a gap before it."""
         self.answered = False
         """Whether an answer came last. The next text or question then starts a new turn."""
 
+    @property
+    def split(self) -> Collection[int] | None:
+        """Tokens that are text in what users write, as in `tokens.fragment`."""
+        if self.special_tokens:
+            return ()
+        return None
+
     def ids(self, text: str) -> list[int]:
-        """The ids of a text that follows another text."""
+        """The ids of a user's text that follows another text."""
+        return self._ids(text, self.split)
+
+    def own_ids(self, text: str) -> list[int]:
+        """The ids of a piece of the template that follows a text."""
+        return self._ids(text, ())
+
+    def _ids(self, text: str, split: Collection[int] | None) -> list[int]:
         if not text:
             return []
         if self.tokenizer is None:
@@ -121,38 +175,39 @@ class Dialogue:
                 f"the session has no tokenizer to encode the text {text[:30]!r}: pass a tokenizer, "
                 "or pass token ids"
             )
-        return fragment(self.tokenizer, text)
+        return fragment(self.tokenizer, text, split=split)
 
     def head(self) -> list[int]:
         """The ids at the very start of a conversation."""
-        text = self.template.head.rstrip(" ")
-        if text and self.tokenizer is not None:
-            return list(self.tokenizer.encode(text, add_special_tokens=False))
-        return []
+        template = self.template
+        if self.tokenizer is None or not template.head.rstrip(" "):
+            return list(template.start)
+        if template.system is not None and not self.trusts_system:
+            before, system, behind = template.system
+            return surrounded(self.tokenizer, before, system, behind.rstrip(" "))
+        return raw_ids(self.tokenizer, template.head.rstrip(" "))
 
     def opening(self) -> list[int]:
         """The ids between an answer and the next text. Empty unless an answer came last."""
         if self.answered:
-            return self.ids(self.template.turn.rstrip(" "))
+            return self.own_ids(self.template.turn.rstrip(" "))
         return []
 
-    def place(self) -> tuple[str, str]:
-        """The string before the next text, and the spaces at the text's start.
-
-        The spaces go with the text, because a tokenizer merges them with the first word.
-        """
+    def place(self) -> Place:
+        """Where the next text stands."""
         if self.in_text:
-            return "\n", ""
-        if self.answered:
-            whole = self.template.turn
-        else:
-            whole = self.template.head
+            return Place("\n", "", self.split)
+        whole = self.template.turn if self.answered else self.template.head
         before = whole.rstrip(" ")
-        return before or "\n", whole[len(before) :]
+        spaces = whole[len(before) :]
+        if self.answered:
+            return Place(before or "\n", spaces, self.split)
+        return Place(before, spaces, self.split, self.template.start)
 
-    def asked(self, question: str) -> tuple[str, str]:
-        """The string before a question, and the question with its gap or leading spaces."""
-        before, lead = self.place()
+    def asked(self, question: str) -> tuple[Place, str]:
+        """Where a question stands, and the question with its gap or leading spaces."""
+        place = self.place()
+        lead = place.spaces
         if self.in_text:
             lead = self.template.gap
         if self.template.strips:
@@ -160,8 +215,8 @@ class Dialogue:
             if not self.in_text:
                 question = question.lstrip()
         if not question:
-            return before, ""
-        return before, lead + question
+            return place, ""
+        return place, lead + question
 
     def question(self, question: str | list[int] | None) -> list[int]:
         """The ids from the end of the text to the start of the answer.
@@ -170,12 +225,11 @@ class Dialogue:
         """
         if isinstance(question, list):
             return question
-        before, question = self.asked(question or "")
+        place, question = self.asked(question or "")
+        ids = self.ids(question)
         if self.tokenizer is not None and question:
-            ids = fragment(self.tokenizer, question, before)
-        else:
-            ids = self.ids(question)
-        return self.opening() + ids + self.ids(self.template.ask)
+            ids = place.after_start(fragment(self.tokenizer, question, place.before, place.split))
+        return self.opening() + ids + self.own_ids(self.template.ask)
 
     def note_answer(self) -> None:
         """An answer came last now."""
@@ -187,15 +241,12 @@ class Dialogue:
         if isinstance(prompt, list):
             return prompt
         question = self.ids((self.template.gap or "\n\n") + prompt)
-        return question + self.ids(self.template.ask or "\n")
+        return question + self.own_ids(self.template.ask or "\n")
 
     def ends(self) -> set[int]:
         """The special token that closes an answer, if the template has one."""
-        first = self.ids(self.template.turn)[:1]
+        first = self.own_ids(self.template.turn)[:1]
         if not first:  # no template, and perhaps no tokenizer
             return set()
         tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
-        added = tokenizer.added_tokens_decoder
-        return {
-            i for i in first if i in tokenizer.all_special_ids or (i in added and added[i].special)
-        }
+        return {token for token in first if token in special_ids(tokenizer)}

@@ -1,15 +1,19 @@
-"""Text to tokens and back, piece by piece: a stream is never in memory as a whole."""
+"""Text to token ids, piece by piece: a stream is never in memory as a whole."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+from infinipot.text.special_tokens import holds_control, plain_encoder, raw_ids
 
 Text = str | Tensor | Iterable[str] | Iterable[int]
 
@@ -18,6 +22,28 @@ BLOCK = 1 << 14
 LONGEST = 1 << 20
 """A text without a safe place to cut is cut after this many characters. The two tokens at that cut
 may differ from those of the whole text."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a text stands."""
+
+    before: str
+    """The template's string before the text; empty at the very start."""
+    spaces: str
+    """The spaces at the text's start, which go with it: a tokenizer merges them with the first
+    word."""
+    split: Collection[int] | None = None
+    """As in `fragment`."""
+    start: tuple[int, ...] = ()
+    """Ids that stand before the text already."""
+
+    def after_start(self, ids: list[int]) -> list[int]:
+        """The first ids of the text, without those that stand before it already."""
+        count = len(self.start)
+        if count and ids[:count] == list(self.start):
+            return ids[count:]
+        return ids
 
 
 def boundary(text: str) -> int:
@@ -35,39 +61,53 @@ def boundary(text: str) -> int:
     return 0
 
 
-def fragment(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "\n") -> list[int]:
+def fragment(
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    before: str = "\n",
+    split: Collection[int] | None = None,
+) -> list[int]:
     """The ids of a text that follows `before`, equal to its ids in the whole text.
+
+    before: of the chat template; empty: the text stands alone. split: ids of special tokens that
+    are text where `text` spells them; None: all control tokens; empty: none.
 
     Some tokenizers (SentencePiece) add a space in front of every text they encode, and after every
     special token. The first space is wrong in the middle of a text, so it is left out here. The
     second is kept.
     """
-    ids = list(tokenizer.encode(text, add_special_tokens=False))
+    ids_of: Callable[[str], list[int]] = functools.partial(raw_ids, tokenizer)
+    ids = ids_of(text)
+    if holds_control(tokenizer, ids, split):
+        plain = plain_encoder(tokenizer)
+        ids_of = plain.encode
+        before = plain.mask(before)
+        ids = ids_of(text)
     # a newline of one token: this tokenizer adds no space
-    if not ids or (before == "\n" and len(tokenizer.encode("\n", add_special_tokens=False)) < 2):
+    if not ids or not before or (before == "\n" and len(ids_of("\n")) < 2):
         return ids
     for other in (before, "\n", "."):  # use the first one that does not merge with the text
-        lead = list(tokenizer.encode(other, add_special_tokens=False))
-        behind = list(tokenizer.encode(other + text, add_special_tokens=False))
+        lead = ids_of(other)
+        behind = ids_of(other + text)
         if behind[: len(lead)] == lead:
             return behind[len(lead) :]
     return ids
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], before: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: Iterable[str],
+    before: str = "",
+    split: Collection[int] | None = None,
 ) -> Iterator[list[int]]:
     """The token ids of all pieces together, in lists.
 
-    The ids are the same as if the pieces were joined and encoded at once, without special tokens.
-    before: the text that the pieces follow, empty for none. At most LONGEST characters are in
-    memory.
+    The ids are the same as if the pieces were joined and encoded at once. before, split: as in
+    `fragment`. At most LONGEST characters are in memory.
     """
 
     def ids(text: str) -> list[int]:
-        if before:
-            return fragment(tokenizer, text, before)
-        return list(tokenizer.encode(text, add_special_tokens=False))
+        return fragment(tokenizer, text, before, split)
 
     waiting: list[str] = []
     count = 0
@@ -127,23 +167,27 @@ def parts(
     text: Text,
     tokenizer: PreTrainedTokenizerBase | None,
     vocabulary: int,
-    place: Callable[[], tuple[str, str]] = lambda: ("\n", ""),
+    place: Callable[[], Place] = lambda: Place("\n", ""),
 ) -> tuple[Iterator[list[int]], bool]:
     """The text as lists of ids, and whether it was ids already. A stream is encoded as it arrives.
 
-    place: returns the string before the text and the spaces at the text's start. It is called when
-    the first ids are requested.
+    place: where the text stands. It is called when the first ids are requested.
     """
     if isinstance(text, (bytes, bytearray, Mapping)) or not hasattr(text, "__iter__"):
         raise TypeError(
             f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}"
         )
-    if isinstance(text, Tensor):
-        return iter([checked(_flat(text), vocabulary)]), True
+    if hasattr(text, "ndim"):  # of NumPy, too
+        return iter([checked(_flat(torch.as_tensor(text)), vocabulary)]), True
     pieces: Iterator[Any] = iter([text]) if isinstance(text, str) else iter(text)
     first = next(pieces, None)
     if first is None:
         return iter([]), True
+    if isinstance(first, bytes):
+        raise TypeError(
+            "a text must be str, but this iterator yields bytes: open the file as text, "
+            "open(path, encoding='utf-8')"
+        )
     whole = itertools.chain([first], pieces)
     if not isinstance(first, str):
         return iter([checked(whole, vocabulary)]), True
@@ -168,68 +212,10 @@ def _flat(ids: Tensor) -> list[int]:
 
 
 def _encoded(
-    tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], place: Callable[[], tuple[str, str]]
+    tokenizer: PreTrainedTokenizerBase, pieces: Iterable[str], place: Callable[[], Place]
 ) -> Iterator[list[int]]:
-    """The ids of a text at its place. `place` is called when the first ids are requested."""
-    before, spaces = place()
-    yield from encode(tokenizer, itertools.chain([spaces], pieces), before)
-
-
-class Pieces:
-    """Turns generated ids into text, one id at a time.
-
-    It returns whole characters only. Text that may be the start of a stop text waits.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.stop = stop
-        self.ids: list[int] = []
-        self.done = 0
-        """How many ids have been decoded to whole characters."""
-        self._waiting = ""
-        self.stopped = False
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(
-            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
-
-    def push(self, token: int) -> str:
-        """The text that can be shown after `token`."""
-        self.ids.append(token)
-        # decode with a few ids of context: a tokenizer may decode the first id differently
-        start = max(0, self.done - 4)
-        before = self._decode(self.ids[start : self.done])
-        text = self._decode(self.ids[start:])
-        if text.endswith("\N{REPLACEMENT CHARACTER}"):
-            return ""  # in the middle of a character
-        self.done = len(self.ids)
-        return self._release(text[len(before) :])
-
-    def _release(self, new: str) -> str:
-        text = self._waiting + new
-        self._waiting = ""
-        places = [text.index(stop) for stop in self.stop if stop in text]
-        if places:
-            self.stopped = True
-            return text[: min(places)]
-        starts = [
-            length
-            for stop in self.stop
-            for length in range(1, len(stop))
-            if text.endswith(stop[:length])
-        ]
-        cut = len(text) - max(starts, default=0)
-        self._waiting = text[cut:]
-        return text[:cut]
-
-    def finish(self) -> str:
-        """The text that still waits, at the end of the answer."""
-        out = self._waiting
-        if not self.stopped and self.done < len(self.ids):
-            start = max(0, self.done - 4)
-            before = self._decode(self.ids[start : self.done])
-            out += self._decode(self.ids[start:])[len(before) :]
-        self._waiting = ""
-        return out
+    """The ids of a text at its place, which is asked for when the first ids are requested."""
+    here = place()
+    ids = encode(tokenizer, itertools.chain([here.spaces], pieces), here.before, here.split)
+    yield here.after_start(next(ids, []))
+    yield from ids

@@ -49,3 +49,59 @@ def test_what_is_not_utf8_keeps_what_was_read(run: Any, model: str, tmp_path: Pa
     assert f"{text} is not UTF-8 at byte 1,203 (0xe9)" in err
     assert "pot saved" in err
     assert run("generate", model, "--pot", pot, "-p", "Who?", "--max-tokens", 2)[0] == 0
+
+
+def test_a_byte_order_mark_that_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from infinipot.cli.source import Source
+
+    out, into = os.pipe()
+    with open(out) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        pieces = iter(Source("-"))
+        text = ""
+        for part in (b"\xef", b"\xbb\xbf", b"Anna \xef\xbb\xbf", b"hid it"):
+            os.write(into, part)
+            text += next(pieces)
+        os.close(into)
+    assert text == "Anna \ufeffhid it"
+
+
+BYTES = "caf\udce9"
+"""What Python makes of an argument that is not UTF-8."""
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["-p", BYTES], "--prompt"),
+        (["-p", "x", "--system", BYTES], "--system"),
+        (["-p", "x", "--stop", BYTES], "--stop"),
+        (["-p", "x", "--catalyst", BYTES], "--catalyst"),
+    ],
+)
+def test_arguments_that_are_not_utf8(run: Any, args: list[str], name: str) -> None:
+    code, out, err = run("generate", "./no/model", *args)
+    assert (code, out) == (2, "")
+    assert f"{name} is not UTF-8 at byte 3 (0xe9)" in err
+
+
+def test_other_places_that_are_not_utf8(
+    run: Any, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_bytes(b"system: caf\xe9\n")
+    code, _, err = run("generate", "./no/model", "-p", "x", "--config", config)
+    assert code == 2 and "config file" in err
+    config.write_text('system: "caf\\uD800"\n')
+    code, _, err = run("generate", "./no/model", "-p", "x", "--config", config)
+    assert code == 2 and "system in the config file is not UTF-8" in err
+    for stdin in (b"Hello\ncaf\xe9\n",):
+        path = tmp_path / "messages"
+        path.write_bytes(stdin)
+        with open(path, errors="surrogateescape") as messages:
+            monkeypatch.setattr(sys, "stdin", messages)
+            code, _, err = run("chat", model, "--max-tokens", 2, "--quiet")
+        assert code == 2 and "the message is not UTF-8" in err
+    monkeypatch.setenv("INFINIPOT_SYSTEM", BYTES)
+    code, _, err = run("generate", "./no/model", "-p", "x")
+    assert code == 2 and "INFINIPOT_SYSTEM is not UTF-8" in err

@@ -11,8 +11,9 @@ from tiny import make_tiny
 
 import infinipot
 from infinipot import PotConfig, Sampling, Session
-from infinipot.engine.decode import Generation, InvalidLogits, pick, together
+from infinipot.engine.decode import InvalidLogits, pick, together
 from infinipot.engine.distill import score_novelty
+from infinipot.engine.generation import Generation
 from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
 from infinipot.server import step as server

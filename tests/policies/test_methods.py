@@ -17,7 +17,7 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Session
 from infinipot.cache.rope import Rotation
 from infinipot.catalysts import PROMPTS
-from infinipot.engine.decode import Generation
+from infinipot.engine.generation import Generation
 from infinipot.engine.observe import observe
 from infinipot.engine.plan import Plan
 from infinipot.model.self_extend import grouped_attention

@@ -473,11 +473,14 @@ def test_what_a_kill_leaves_is_cleared_away(tmp_path: Path) -> None:
         tmp_path / "notes.part",
         tmp_path / ".tmp-1234",
     ]
-    for path in (*left, *other):
+    fresh = tmp_path / ".b.2.c.part"  # another process writes it
+    for path in (*left, *other, fresh):
         path.write_bytes(b"half")
+    for path in (left[0], left[2]):
+        os.utime(path, (0, 0))
     with live({"pot_dir": tmp_path}):
         assert [path.exists() for path in left] == [False] * 3
-        assert [path.exists() for path in other] == [True] * 4
+        assert [path.exists() for path in (*other, fresh)] == [True] * 5
 
 
 def test_one_server_a_folder(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import random
 import pytest
 from tiny import make_tokenizer
 
-from infinipot.text.tokens import Pieces, encode
+from infinipot.text.pieces import Pieces
+from infinipot.text.tokens import encode
 
 SAMPLES = {
     "reference": "\n".join(pydoc_data.topics.topics.values())[:120_000],

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.checks import known
 from infinipot.text.chat_template import Dialogue
+from infinipot.text.special_tokens import spans, starting_ids
 
 FIELDS = ("input", "context", "answers", "all_classes", "dataset", "_id")
 GENUINE = "LongBench"
@@ -157,7 +158,7 @@ def prompt_ids(
     question = ids[cut:]
     if task.chat:
         dialogue = Dialogue(tokenizer, None, True)
-        question += dialogue.ids(dialogue.template.ask)
+        question += dialogue.own_ids(dialogue.template.ask)
     return Prompt(ids[:cut], question)
 
 
@@ -166,7 +167,10 @@ def _encoded(
 ) -> tuple[list[int], list[int]]:
     """The ids, and the end of each token in the text.
 
-    special: with the tokens that the tokenizer adds around a text.
+    special: with the tokens that the tokenizer puts before a text.
     """
-    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-    return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
+    start: list[int] = []
+    if special:
+        start = starting_ids(tokenizer)
+    ids, places = spans(tokenizer, text)
+    return start + ids, [0] * len(start) + [end for _, end in places]

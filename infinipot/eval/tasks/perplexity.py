@@ -17,6 +17,7 @@ from infinipot.eval.runner import Model, Replica
 from infinipot.eval.stats import mean
 from infinipot.eval.tables import markdown, name_key, names, number, tokens
 from infinipot.eval.teacher_forcing import open_session
+from infinipot.text.special_tokens import starting_ids
 from infinipot.text.tokens import encode
 
 NAME = "perplexity"
@@ -109,7 +110,7 @@ class Stream:
             left = math.inf
         else:
             left = self.count
-        if begin := replica.tokenizer.encode("", add_special_tokens=True)[:1]:
+        if begin := starting_ids(replica.tokenizer):
             session.append(begin, progress=note)
         for ids in encode(replica.tokenizer, pieces(self.path)):
             session.append(ids[: int(min(left, len(ids)))], progress=note)

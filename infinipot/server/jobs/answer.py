@@ -9,7 +9,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Mark
 from infinipot.config import PotConfig, Sampling
-from infinipot.engine.decode import Pick
+from infinipot.engine.generation import Pick
 from infinipot.engine.sampling import Sampler
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
 from infinipot.server.jobs.base import Job
@@ -17,7 +17,7 @@ from infinipot.server.pot_store import PotStore
 from infinipot.server.prompts import PotContext, Prompt, Prompts
 from infinipot.server.stored_pot import StoredPot, digests, scope_of, unknown_pot
 from infinipot.session import Session
-from infinipot.text.tokens import Pieces
+from infinipot.text.pieces import Pieces
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,6 @@ class Question:
     config: PotConfig
     prompt: Prompt
     sampling: Sampling
-    reserve: bool = True
-    """Distil first if prompt and max_tokens do not fit together; else distil when the pot is full."""
     top: int | None = None
     """How many likeliest tokens to report with each token; None: no probabilities."""
     pot: str | None = None
@@ -137,11 +135,11 @@ class AnswerJob(Job):
         if self.pending:
             super().read(max_tokens)
             return
-        room = self.request.sampling.max_tokens
-        if not self.request.reserve:
-            room = max(room, self.config.pot_size)
         self.generation = self.own_session.generation(
-            self.question, max_tokens=room, pick=self._pick(), keep=True
+            self.question,
+            max_tokens=self.request.sampling.max_tokens,
+            pick=self._pick(),
+            keep=True,
         )
         self.generation.begin()
         self._mark = self.own_session.pot.mark()
@@ -171,14 +169,14 @@ class AnswerJob(Job):
         stopped = token is None or self.pieces.stopped
         if stopped or len(self.answer_ids) >= self.request.sampling.max_tokens:
             self.end_generation()
-            self._send_text(self.pieces.finish())
+            self._send_text(self.pieces.finish(), last=True)
             self.ended = True
             self.send(
                 Done("stop" if token is None or self.pieces.stopped else "length", self.usage())
             )
 
-    def _send_text(self, text: str) -> None:
-        if text:
+    def _send_text(self, text: str, last: bool = False) -> None:
+        if text or (last and self.likely):
             self.text += text
             new = len(self.answer_ids) - self._sent_ids
             self.send(Piece(text, self.likely[:new]))

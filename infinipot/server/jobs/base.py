@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infinipot.config import PotConfig
-from infinipot.engine.decode import Generation
+from infinipot.engine.generation import Generation
 from infinipot.model.runner import ModelRunner
 from infinipot.server.events import Send
 from infinipot.server.pot_store import PotStore

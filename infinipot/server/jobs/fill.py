@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from infinipot.config import PotConfig
+from infinipot.engine.decode import InvalidLogits
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Send, pot_of
 from infinipot.server.jobs.base import UNBOUNDED, Job
@@ -114,6 +115,8 @@ class FillJob(Job):
         session = self.own_session
         if session.pot.hidden is None:
             raise APIError(400, "the text is empty: there is nothing to read")
+        if not session.pot.hidden.isfinite().all():
+            raise InvalidLogits
         content = content_of(session)
         context = PotContext(self.system, True, in_text=True, answered=False)
         pot = StoredPot(

@@ -17,12 +17,13 @@ from pydantic import BaseModel
 from ray.exceptions import RayActorError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from infinipot.server.auth import AuthMiddleware
 from infinipot.server.bodies import limited_receive, parse
 from infinipot.server.errors import APIError
+from infinipot.server.json_reply import JsonReply
 from infinipot.server.schema import ChatRequest, CompletionRequest, NewPot, Options
 from infinipot.server.service import Service
 from infinipot.server.stored_pot import SUFFIX
@@ -143,7 +144,7 @@ class Router:
             await self._refuse(problem, scope, receive, send)
 
     async def _refuse(self, problem: APIError, scope: Scope, receive: Receive, send: Send) -> None:
-        await JSONResponse(problem.body(), problem.status)(scope, receive, send)
+        await JsonReply(problem.body(), problem.status)(scope, receive, send)
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = {name: scope[name] for name in SCOPE_KEYS if name in scope}
@@ -204,7 +205,7 @@ def all_pots(bodies: dict[str, bytes]) -> Response:
         for pot in json.loads(body)["data"]:
             if pot["name"] not in pots or pots[pot["name"]]["state"] == "on disk":
                 pots[pot["name"]] = pot
-    return JSONResponse({"object": "list", "data": [pots[name] for name in sorted(pots)]})
+    return JsonReply({"object": "list", "data": [pots[name] for name in sorted(pots)]})
 
 
 class ReplicaMetrics:

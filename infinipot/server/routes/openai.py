@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -18,6 +18,7 @@ from infinipot import __version__
 from infinipot.server.bodies import JsonRoute
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
+from infinipot.server.json_reply import JsonReply
 from infinipot.server.requests import Submission, chat_job, completion_jobs
 from infinipot.server.responses import DONE, ChatForm, CompletionForm, Form, comment, sse
 from infinipot.server.schema import (
@@ -107,7 +108,7 @@ async def tokenize(body: TokenizeRequest, service: ServiceDep) -> Response:
             starts = prompts.offsets(text)
             aligned = starts is not None and len(starts) == len(ids)
             content["offsets"] = starts if aligned else None
-        return JSONResponse(content)
+        return JsonReply(content)
 
     return await service.tokenize(response)
 
@@ -164,7 +165,7 @@ async def reply(request: Request, answer: Reply, body: ChatRequest | CompletionR
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if answers.done():
-                return JSONResponse(await asyncio.to_thread(answer.form.whole, answers.result()))
+                return JsonReply(await asyncio.to_thread(answer.form.whole, answers.result()))
             raise APIError(400, "the client has left")  # nobody receives it
         finally:
             disconnected.cancel()
