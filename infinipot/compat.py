@@ -31,6 +31,7 @@ __all__ = [
     "check_version",
     "layer_kinds",
     "register",
+    "trained_length",
     "use_own_bars",
 ]
 
@@ -103,6 +104,25 @@ def layer_kinds(model: PreTrainedModel) -> tuple[list[int | None], list[int]]:
             "to bound: use the model without a pot"
         )
     return windows, states
+
+
+def trained_length(model: PreTrainedModel) -> int | None:
+    """The longest text, in tokens, that the model was made for; None if its config does not say.
+
+    Scaled rotary embeddings reach further than `max_position_embeddings`, if their factor says so.
+    """
+    config = model.config.get_text_config()
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int):
+        return None
+    parameters = getattr(config, "rope_parameters", None) or {}
+    tables = [parameters, *(table for table in parameters.values() if isinstance(table, dict))]
+    reach = [
+        (table.get("original_max_position_embeddings") or length) * table["factor"]
+        for table in tables
+        if table.get("factor")
+    ]
+    return int(max(length, *reach, 0))
 
 
 def _check_text_config(model: PreTrainedModel) -> None:

@@ -11,8 +11,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infinipot.checks import ModelWarning
 from infinipot.cli.command_options import CommandOptions
-from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, say
+from infinipot.cli.console import (
+    CLEAR,
+    BadUse,
+    Failure,
+    Stopped,
+    doing,
+    interrupts,
+    say,
+    terminal,
+)
 from infinipot.cli.policy_names import parse_policy
 from infinipot.cli.progress import ReadingProgress, distillations
 from infinipot.cli.source import Source
@@ -111,9 +121,16 @@ def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
     return saved.replace(chunk_tokens=options["chunk_tokens"] or saved.chunk_tokens)
 
 
+def show_warning(message: Warning | str, *where: object) -> None:
+    """Print what `warnings` would print, as one line without the place in the code."""
+    if terminal():
+        print(CLEAR, end="", file=sys.stderr, flush=True)
+    say(str(message))
+
+
 def silence(quiet: bool) -> None:
-    """Hide warnings and bars of other libraries. A download from the Hub may show its bar on a
-    terminal."""
+    """Hide warnings and bars of other libraries, and show ours about the model. A download from the
+    Hub may show its bar on a terminal."""
     import warnings
 
     import transformers
@@ -121,6 +138,9 @@ def silence(quiet: bool) -> None:
     from huggingface_hub.utils.tqdm import enable_progress_bars
 
     warnings.simplefilter("ignore")
+    if not quiet:
+        warnings.filterwarnings("default", category=ModelWarning)
+        warnings.showwarning = show_warning
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     hub_logging.set_verbosity_error()

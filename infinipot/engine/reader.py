@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
+from infinipot.checks import ModelWarning
 from infinipot.config import PotConfig
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import Distiller, take
@@ -72,10 +74,23 @@ class Reader:
         self.policy = config.policy
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
+        self._check_length()
         self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
+
+    def _check_length(self) -> None:
+        """Warn of a pot that holds more than the model was trained for."""
+        size = self.pot.size
+        trained = self.runner.trained_length
+        if size is not None and trained is not None and size > trained:
+            warnings.warn(
+                f"pot_size={size} is more than the {trained} tokens that the model was trained for: "
+                f"what it reads beyond them is likely to be nonsense. Use pot_size={trained} or less",
+                ModelWarning,
+                stacklevel=5,
+            )
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
@@ -102,6 +117,7 @@ class Reader:
         return self.plan
 
     def tensor(self, ids: list[int]) -> Tensor:
+        self.runner.check_ids(ids)
         return on_device([ids], self.runner.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
@@ -122,6 +138,7 @@ class Reader:
             )
 
     def check_idle(self) -> None:
+        self.runner.check_unchanged()
         if self.busy:
             raise RuntimeError(
                 "an answer is still being streamed from this session: "
@@ -192,6 +209,7 @@ class Reader:
     ) -> None:
         """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk.
         more: more ids follow, so distil a full pot at the end."""
+        self.runner.check_ids(ids)
         started = time.perf_counter()
         try:
             self._read(self.pot, ids, catalyst, progress, more)

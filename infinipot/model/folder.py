@@ -75,9 +75,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as problem:
-        raise ValueError(f"{path} is no usable JSON file ({problem}). Mend it, or download it.") from (
-            problem
-        )
+        raise ValueError(
+            f"{path} is no usable JSON file ({problem}). Mend it, or download it."
+        ) from (problem)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, not a {type(content).__name__}. {AGAIN}")
     return content
@@ -167,9 +167,13 @@ def check_index(index: Path, shard: Path, expected: set[str]) -> None:
     absent = sorted(expected - actual)
     extra = sorted(actual - expected)
     if absent:
-        raise ValueError(f"{shard} does not hold {listed(absent)}, which {index.name} says. {AGAIN}")
+        raise ValueError(
+            f"{shard} does not hold {listed(absent)}, which {index.name} says. {AGAIN}"
+        )
     if extra:
-        raise ValueError(f"{shard} holds {listed(extra)}, of which {index.name} says nothing. {AGAIN}")
+        raise ValueError(
+            f"{shard} holds {listed(extra)}, of which {index.name} says nothing. {AGAIN}"
+        )
 
 
 def tensors_of(path: Path) -> dict[str, dict[str, Any]]:

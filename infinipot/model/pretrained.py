@@ -36,6 +36,9 @@ def load_pretrained(
         check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        # a pot has its own attention; transformers chooses one for its own use that is installed
+        config._attn_implementation = None
+        config._output_attentions = False
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         model, report = AutoModelForCausalLM.from_pretrained(
             source,
@@ -82,7 +85,9 @@ def check_report(source: Path | str, report: dict[str, Any]) -> None:
     faults = []
     mismatched = sorted(report["mismatched_keys"])
     if mismatched:
-        shapes = [f"{name} is {list(file)} instead of {list(own)}" for name, file, own in mismatched]
+        shapes = [
+            f"{name} is {list(file)} instead of {list(own)}" for name, file, own in mismatched
+        ]
         faults.append(f"wrong shapes: {listed(shapes)}")
     missing = sorted(set(report["missing_keys"]) - {name for name, *_ in mismatched})
     if missing:

@@ -247,10 +247,17 @@ class Session:
 
     def fork(self) -> Session:
         """An independent session with a copy of the pot. Model and tokenizer are shared."""
-        twin = copy.copy(self)
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
         twin._reader = self._reader.copy()
         twin._dialogue = copy.copy(self._dialogue)
         return twin
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a session cannot be pickled or copied: session.save(path) and Session.load(path, model, "
+            "tokenizer) keep its pot, and session.fork() copies it"
+        )
 
     def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
         """Write the pot to a file, whole or not at all. origin: the identity of this model and

@@ -98,7 +98,10 @@ WRONG: dict[str, tuple[Change, str]] = {
         config(num_key_value_heads=4),
         r"k_proj.weight is \[32, 64\] instead of \[64, 64\]",
     ),
-    "vocabulary": (config(vocab_size=99), r"embed_tokens.weight is \[97, 64\] instead of \[99, 64\]"),
+    "vocabulary": (
+        config(vocab_size=99),
+        r"embed_tokens.weight is \[97, 64\] instead of \[99, 64\]",
+    ),
     "biases": (config(attention_bias=True), "missing: .*bias"),
     "NaN": (weights(lambda w: w.update({NORM: w[NORM] * torch.nan})), f"{NORM} holds NaN"),
     "infinity": (weights(lambda w: w.update({NORM: w[NORM] / 0})), f"{NORM} holds NaN"),
@@ -198,7 +201,11 @@ def test_a_tied_head_is_not_missing(whole, tmp_path):
     assert torch.equal(again.lm_head.weight, model.model.embed_tokens.weight)
 
 
-MAP = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", None]}
+MAP = {
+    "AutoConfig": "own.Own",
+    "AutoModelForCausalLM": "own.Own",
+    "AutoTokenizer": ["own.Own", None],
+}
 CODE: dict[str, tuple[Change, str | None]] = {
     "config": (config(auto_map=MAP), None),
     "unknown type": (config(auto_map=MAP, model_type="own"), "transformers has no class"),
@@ -252,7 +259,9 @@ def test_a_folder_with_one_gguf_file(tmp_path):
     ids = tokenizer("ab", return_tensors="pt").input_ids
     assert torch.equal(model(ids).logits, again(ids).logits)
     shutil.copy(path, tmp_path / "n.gguf")
-    with pytest.raises(ValueError, match=r"holds 2 GGUF files: give one of them \(M.GGUF, n.gguf\)"):
+    with pytest.raises(
+        ValueError, match=r"holds 2 GGUF files: give one of them \(M.GGUF, n.gguf\)"
+    ):
         opened(tmp_path)
     path.rename(tmp_path / "blob")
     assert torch.equal(opened(tmp_path / "blob")[0](ids).logits, model(ids).logits)
