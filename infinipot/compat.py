@@ -12,11 +12,9 @@ from transformers import (
     AttentionInterface,
     DynamicCache,
     PreTrainedModel,
-    modeling_gguf_pytorch_utils,
 )
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import logging
 
 OLDEST = "5.17.0"
 TOO_NEW = "5.25.0"
@@ -32,7 +30,6 @@ __all__ = [
     "layer_kinds",
     "register",
     "trained_length",
-    "use_own_bars",
 ]
 
 
@@ -60,12 +57,6 @@ def register(attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
     """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
-
-
-def use_own_bars() -> None:
-    """Let transformers' progress bar for GGUF files obey transformers' own switch, which
-    HF_HUB_DISABLE_PROGRESS_BARS turns off. tqdm itself obeys TQDM_DISABLE."""
-    modeling_gguf_pytorch_utils.tqdm = logging.tqdm
 
 
 ATTENDS = {
