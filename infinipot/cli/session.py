@@ -140,7 +140,7 @@ def silence(quiet: bool) -> None:
     warnings.simplefilter("ignore")
     if not quiet:
         warnings.filterwarnings("default", category=ModelWarning)
-        warnings.showwarning = show_warning
+        warnings.showwarning = show_warning  # type: ignore[assignment]
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     hub_logging.set_verbosity_error()

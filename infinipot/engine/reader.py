@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
-from infinipot.checks import ModelWarning
 from infinipot.config import PotConfig
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import Distiller, take
@@ -74,23 +72,11 @@ class Reader:
         self.policy = config.policy
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
-        self._check_length()
+        runner.check_length(self.pot.size)
         self.busy = False
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
-
-    def _check_length(self) -> None:
-        """Warn of a pot that holds more than the model was trained for."""
-        size = self.pot.size
-        trained = self.runner.trained_length
-        if size is not None and trained is not None and size > trained:
-            warnings.warn(
-                f"pot_size={size} is more than the {trained} tokens that the model was trained for: "
-                f"what it reads beyond them is likely to be nonsense. Use pot_size={trained} or less",
-                ModelWarning,
-                stacklevel=5,
-            )
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan

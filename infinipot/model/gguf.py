@@ -50,6 +50,12 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     model = _load_weights(file, dtype)
     ends = end_ids(fields)
     eos = ends if len(ends) > 1 else next(iter(ends), None)
+    named = {
+        "_model_name_or_path": fields.get("general.name"),
+        "unk_token_id": tokenizer.unk_token_id,
+    }
+    model.config.update({name: value for name, value in named.items() if value is not None})
+    model.config._name_or_path = str(path)
     for config in (model.config, model.generation_config):
         config.bos_token_id = tokenizer.bos_token_id
         config.pad_token_id = tokenizer.pad_token_id

@@ -8,7 +8,8 @@ from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from torch import Tensor, nn
 
 from infinipot.model.folder import AGAIN, listed
-from infinipot.model.gguf_config import FACTORS, Architecture
+from infinipot.model.gguf_architectures import Architecture
+from infinipot.model.gguf_config import FACTORS
 from infinipot.model.gguf_file import GGUFFile
 
 EXPERTS = "mlp.experts."
@@ -54,8 +55,8 @@ def targets_of(model: nn.Module, file: GGUFFile) -> dict[str, Tensor]:
     kind = next(k for k, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = get_tensor_name_map(kind, model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
     targets: dict[str, Tensor] = {}
-    for own, weight in model.named_parameters():
-        weight = weight.detach()
+    for own, parameter in model.named_parameters():
+        weight = parameter.detach()
         layer, experts, part = own.partition(EXPERTS)
         if experts and part == "gate_up_proj":
             block = f"blk.{layer.split('.')[-2]}"
@@ -78,8 +79,8 @@ def arranged(
     if not architecture.permuted or (".attn_q." not in name and ".attn_k." not in name):
         return values
     config = model.config
-    heads = config.num_attention_heads  # type: ignore[union-attr]
+    heads = int(config.num_attention_heads)  # type: ignore[union-attr, arg-type]
     if ".attn_k." in name:
-        heads = config.num_key_value_heads  # type: ignore[union-attr]
+        heads = int(config.num_key_value_heads)  # type: ignore[union-attr, arg-type]
     pairs = values.reshape(heads, -1, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)

@@ -3,6 +3,7 @@ states."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.cache.rope import Rotation, alike, copies
+from infinipot.checks import ModelWarning
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
 from infinipot.model.forward import Observer, PotForward
@@ -159,6 +161,18 @@ class ModelRunner:
     def check_ids(self, ids: Sequence[int]) -> None:
         """Raise ValueError for an id without an embedding."""
         check_embedded(ids, self.embeddings)
+
+    def check_length(self, size: int | None) -> None:
+        """Warn of a pot that holds more entries than the model was trained for. For readers, whose
+        callers the warning names."""
+        trained = self.trained_length
+        if size is not None and trained is not None and size > trained:
+            warnings.warn(
+                f"pot_size={size} is more than the {trained} tokens that the model was trained for: "
+                f"what it reads beyond them is likely to be nonsense. Use pot_size={trained} or less",
+                ModelWarning,
+                stacklevel=5,
+            )
 
     def check_unchanged(self) -> None:
         """Raise RuntimeError for a model that has another dtype or device than when it was

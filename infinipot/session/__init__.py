@@ -255,8 +255,7 @@ class Session:
 
     def __reduce__(self) -> str:
         raise TypeError(
-            "a session cannot be pickled or copied: session.save(path) and Session.load(path, model, "
-            "tokenizer) keep its pot, and session.fork() copies it"
+            "a session is not copied: session.save(path) or session.fork() keep its pot"
         )
 
     def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:

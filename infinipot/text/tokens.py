@@ -154,7 +154,7 @@ def parts(
             f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}"
         )
     if isinstance(text, Tensor) or is_array(text):
-        return iter([checked(flat(text), vocabulary)]), True
+        return iter([checked(flat(text), vocabulary)]), True  # type: ignore[arg-type]
     pieces: Iterator[Any] = iter([text]) if isinstance(text, str) else iter(text)
     first = next(pieces, None)
     if first is None:

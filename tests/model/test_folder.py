@@ -240,7 +240,7 @@ def test_code_of_a_model_is_not_run_and_not_asked_about(whole, tmp_path, name, m
     if (folder / "custom_generate").exists():
         (folder / "custom_generate" / "generate.py").write_text(code)
     monkeypatch.setattr(sys, "stdin", Unasked())
-    with pytest.warns(ModelWarning, match="brings its own code .*, which is not run"):
+    with pytest.warns(ModelWarning, match="brings its own code .*, which is not run"):  # noqa: PT031
         if message is None:
             model, tokenizer = opened(folder)
             ids = tokenizer("ab", return_tensors="pt").input_ids

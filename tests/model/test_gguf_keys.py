@@ -90,7 +90,13 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool, bool]]
         False,
         False,
     ),
-    "gemma": ("gemma", {"rms_norm_eps": 1e-6, **TIED}, {**RMS, "attention.key_length": 8}, False, True),
+    "gemma": (
+        "gemma",
+        {"rms_norm_eps": 1e-6, **TIED},
+        {**RMS, "attention.key_length": 8},
+        False,
+        True,
+    ),
     "gemma2": (
         "gemma2",
         {**SCALES, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
@@ -259,7 +265,12 @@ LOCAL = {"rope_theta": 3e3, "rope_type": "default"}
 # row -> architecture, options of transformers, keys, tensors
 ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, list[float]]]] = {
     "rope_freqs.weight": ("llama", rope(**LLAMA3), {}, {"rope_freqs.weight": llama3_factors()}),
-    "rope.freq_base": ("llama", rope(rope_theta=3e3, rope_type="default"), {"rope.freq_base": 3e3}, {}),
+    "rope.freq_base": (
+        "llama",
+        rope(rope_theta=3e3, rope_type="default"),
+        {"rope.freq_base": 3e3},
+        {},
+    ),
     "rope.scaling.factor": (
         "llama",
         rope(rope_type="linear", factor=4.0),
@@ -272,7 +283,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, list[float]
         {"rope.scaling.factor": 4.0},
         {},
     ),
-    "rope.scale_linear": ("llama", rope(rope_type="linear", factor=4.0), {"rope.scale_linear": 4.0}, {}),
+    "rope.scale_linear": (
+        "llama",
+        rope(rope_type="linear", factor=4.0),
+        {"rope.scale_linear": 4.0},
+        {},
+    ),
     "rope.scaling.type yarn": ("qwen2", yarn(), YARN, {}),
     "rope.scaling.original_context_length": (
         "qwen3",
@@ -327,7 +343,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, list[float]
         {"rope.freq_base_swa": 3e3, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
         {},
     ),
-    "attention.sliding_window": ("mistral", {"sliding_window": 4}, {"attention.sliding_window": 4}, {}),
+    "attention.sliding_window": (
+        "mistral",
+        {"sliding_window": 4},
+        {"attention.sliding_window": 4},
+        {},
+    ),
     "attention.sliding_window (all layers)": (
         "qwen2",
         {"sliding_window": 4, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 4},
@@ -365,7 +386,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, list[float]
         {},
     ),
     "attention.scale": ("granite", {"attention_multiplier": 0.125}, {"attention.scale": 0.125}, {}),
-    "attention.scale (gemma)": ("gemma2", {"query_pre_attn_scalar": 64}, {"attention.scale": 0.125}, {}),
+    "attention.scale (gemma)": (
+        "gemma2",
+        {"query_pre_attn_scalar": 64},
+        {"attention.scale": 0.125},
+        {},
+    ),
     "embedding_scale": ("granite", {"embedding_multiplier": 9.0}, {"embedding_scale": 9.0}, {}),
     "residual_scale": ("granite", {"residual_multiplier": 0.75}, {"residual_scale": 0.75}, {}),
     "logit_scale": ("granite", {"logits_scaling": 16.0}, {"logit_scale": 16.0}, {}),
@@ -395,7 +421,12 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, list[float]
         {},
     ),
     "expert_used_count": ("qwen3moe", {"num_experts_per_tok": 3}, {"expert_used_count": 3}, {}),
-    "expert_weights_norm": ("qwen2moe", {"norm_topk_prob": True}, {"expert_weights_norm": True}, {}),
+    "expert_weights_norm": (
+        "qwen2moe",
+        {"norm_topk_prob": True},
+        {"expert_weights_norm": True},
+        {},
+    ),
     "attn_q.bias": ("llama", {"attention_bias": True, "mlp_bias": True}, {}, {}),
     "ffn_norm.weight": ("stablelm", {"use_parallel_residual": True}, {}, {}),
 }
@@ -485,7 +516,9 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
         ({norm: np.ones(31)}, {}, rf"{norm} is \[31\] instead of \[32\]"),
         ({"rope_freqs.weight": np.ones(3)}, {}, "rope_freqs.weight.* must hold 4 numbers"),
     ):
-        path = write_model(tmp_path / "m.gguf", "llama", {**tensors, **changed}, {**keys, **other_keys})
+        path = write_model(
+            tmp_path / "m.gguf", "llama", {**tensors, **changed}, {**keys, **other_keys}
+        )
         with pytest.raises(ValueError, match=message):
             load_gguf(path, dtype=torch.float32)
     del tensors[norm]
