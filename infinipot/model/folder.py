@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -112,24 +113,36 @@ def check_folder(folder: Path) -> None:
             "written by save_pretrained, or a .gguf file."
         )
     contents = {name: read_json(folder / name) for name in FILES if (folder / name).exists()}
-    check_code(folder, [name for name, content in contents.items() if "auto_map" in content])
+    code = [name for name, content in contents.items() if "auto_map" in content]
+    code += [name for name in ("custom_generate",) if (folder / name).exists()]
+    warn_of_code(folder, code)
     quantised = "quantization_config" in contents["config.json"]
     for shard in shards_of(folder):
         check_file(shard)
         if shard.suffix == ".safetensors":
             check_types(shard, tensors_of(shard), quantised)
+        else:
+            check_archive(shard)
 
 
-def check_code(folder: Path, names: list[str]) -> None:
-    """Warn of code that a folder brings: an `auto_map` in one of these files, or `custom_generate`."""
-    if (folder / "custom_generate").exists():
-        names = [*names, "custom_generate"]
+def check_archive(path: Path) -> None:
+    """Refuse a file of torch.save that is cut short: the list of its contents stands at its end."""
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start == b"PK" and not zipfile.is_zipfile(path):
+        raise ValueError(
+            f"{path} is cut short or damaged: its list of contents is missing. {AGAIN}"
+        )
+
+
+def warn_of_code(source: Path | str, names: list[str]) -> None:
+    """Warn of code that a model brings, if files of these names say so."""
     if names:
         warnings.warn(
-            f"{folder} brings its own code ({', '.join(names)}), which is not run: transformers' "
+            f"{source} brings its own code ({', '.join(names)}), which is not run: transformers' "
             "own classes are used",
             ModelWarning,
-            stacklevel=2,
+            stacklevel=5,
         )
 
 

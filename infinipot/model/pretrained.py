@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from infinipot.machine import out_of_memory
-from infinipot.model.folder import check_folder, listed
+from infinipot.model.folder import check_folder, listed, warn_of_code
 
 OWN_CODE = ("trust_remote_code", "custom code")
 """Words of transformers' errors for models whose classes it would have to fetch."""
@@ -36,6 +36,8 @@ def load_pretrained(
         check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if isinstance(source, str) and hasattr(config, "auto_map"):
+            warn_of_code(source, ["config.json"])
         # a pot has its own attention; transformers chooses one for its own use that is installed
         config._attn_implementation = None
         config._output_attentions = False

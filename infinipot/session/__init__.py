@@ -171,8 +171,7 @@ class Session:
     def stream(
         self, question: Question = None, *, keep: bool = False, aware: bool = True, **sampling: Any
     ) -> Answer:
-        """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware: as in
-        `generation`."""
+        """Like `ask`, as pieces, after any of which one may stop. keep, aware: as in `generation`."""
         options = Sampling(**sampling)
         if self.runner.sharded and options.temperature and options.seed is None:
             raise ValueError(

@@ -192,3 +192,15 @@ def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> N
     code, out = terminal.close()
     assert (code, terminal.shown) == (0, "")
     assert out.strip()
+
+
+def test_what_the_command_line_says_of_a_model(run, model: str, tmp_path: Path) -> None:
+    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300)
+    assert code == 0
+    assert "infinipot: pot_size=300 is more than the 256 tokens that the model was" in err
+    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300, "-q")
+    assert (code, err) == (0, "")
+    (tmp_path / "config.json").write_text("{")
+    code, _, err = run("generate", tmp_path, "-p", "x")
+    assert code == 2
+    one_line(err, f"{tmp_path / 'config.json'} is no usable JSON file")

@@ -115,6 +115,12 @@ WRONG: dict[str, tuple[Change, str]] = {
     "empty weights": (text("model.safetensors", ""), "model.safetensors is empty"),
     "pointer": (text("model.safetensors", POINTER), "model.safetensors is a git-lfs pointer"),
     "pointer of a tokenizer": (text("tokenizer.json", POINTER), "tokenizer.json is a git-lfs"),
+    "archive cut short": (
+        lambda f: (
+            (f / "model.safetensors").rename(f / "pytorch_model.bin").write_bytes(b"PK\x03\x04")
+        ),
+        "pytorch_model.bin is cut short",
+    ),
     "no weights": (gone("model.safetensors"), "holds no weights: none of model.safetensors"),
     "no config": (gone("config.json"), r"holds no model: it has no config\.json"),
     "empty config": (text("config.json", ""), "config.json is empty"),
