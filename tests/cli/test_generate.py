@@ -198,7 +198,7 @@ def test_what_the_command_line_says_of_a_model(run, model: str, tmp_path: Path) 
     code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300)
     assert code == 0
     assert "infinipot: pot_size=300 is more than the 256 tokens that the model was" in err
-    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300, "-q")
+    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300, "--quiet")
     assert (code, err) == (0, "")
     (tmp_path / "config.json").write_text("{")
     code, _, err = run("generate", tmp_path, "-p", "x")
