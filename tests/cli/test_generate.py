@@ -195,10 +195,12 @@ def test_quiet_in_a_config_file_on_a_terminal_shows_nothing(tmp_path: Path) -> N
 
 
 def test_what_the_command_line_says_of_a_model(run, model: str, tmp_path: Path) -> None:
-    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300)
+    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 5000)
     assert code == 0
-    assert "infinipot: pot_size=300 is more than the 256 tokens that the model was" in err
-    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 300, "--quiet")
+    assert "infinipot: pot_size=5000 is more than the 4096 tokens that the model was" in err
+    code, _, err = run(
+        "generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 5000, "--quiet"
+    )
     assert (code, err) == (0, "")
     (tmp_path / "config.json").write_text("{")
     code, _, err = run("generate", tmp_path, "-p", "x")
