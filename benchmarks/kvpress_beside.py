@@ -77,7 +77,11 @@ def load(args: argparse.Namespace) -> Any:
     dtype = getattr(torch, args.dtype)
     if args.model in SHAPES:
         return shaped(args.model, device=torch.device(args.device), dtype=dtype)
-    return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(args.device).eval()
+    return (
+        AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, trust_remote_code=False)
+        .to(args.device)
+        .eval()
+    )
 
 
 def press_row(model: Any, name: str, ids: Any, budget: int, tokens: int) -> dict[str, Any]:

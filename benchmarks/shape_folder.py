@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("folder")
     parser.add_argument("--tokenizer", required=True)
     args = parser.parse_args()
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer, trust_remote_code=False)
     model = shaped(args.shape, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if len(tokenizer) > model.config.vocab_size:
         raise SystemExit(

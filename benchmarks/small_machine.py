@@ -40,7 +40,7 @@ for part in infinipot.load(sys.argv[1], dtype="bfloat16", device="cpu"):
 """
 STOCK = """
 import sys, torch, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).eval()
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, trust_remote_code=False).eval()
 ids = torch.arange(int(sys.argv[2]))[None] * 7919 % model.config.vocab_size
 with torch.no_grad():
     model.generate(ids, max_new_tokens=int(sys.argv[3]), min_new_tokens=int(sys.argv[3]), do_sample=False)

@@ -12,6 +12,10 @@ RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "po
 """Old names of options and the new ones, for one release."""
 
 
+class ModelWarning(UserWarning):
+    """Something about a model that its user should know. The command line shows it, too."""
+
+
 def old_name(old: str, new: str) -> property:
     """A property with a member's old name, for one release. It warns, and gives the member `new`."""
 

@@ -13,11 +13,9 @@ from transformers import (
     AttentionInterface,
     DynamicCache,
     PreTrainedModel,
-    modeling_gguf_pytorch_utils,
 )
 from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionLayer
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.utils import logging
 
 OLDEST = "5.17.0"
 TOO_NEW = "5.25.0"
@@ -32,7 +30,7 @@ __all__ = [
     "check_version",
     "layer_kinds",
     "register",
-    "use_own_bars",
+    "trained_length",
 ]
 
 
@@ -60,12 +58,6 @@ def register(attention: Callable[..., Any], mask: Callable[..., Any]) -> None:
     """
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)
-
-
-def use_own_bars() -> None:
-    """Let transformers' progress bar for GGUF files obey transformers' own switch, which
-    HF_HUB_DISABLE_PROGRESS_BARS turns off. tqdm itself obeys TQDM_DISABLE."""
-    modeling_gguf_pytorch_utils.tqdm = logging.tqdm
 
 
 ATTENDS = {
@@ -104,6 +96,25 @@ def layer_kinds(model: PreTrainedModel) -> tuple[list[int | None], list[int]]:
             "to bound: use the model without a pot"
         )
     return windows, states
+
+
+def trained_length(model: PreTrainedModel) -> int | None:
+    """The longest text, in tokens, that the model was made for; None if its config does not say.
+
+    Scaled rotary embeddings reach further than `max_position_embeddings`, if their factor says so.
+    """
+    config = model.config.get_text_config()
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int):
+        return None
+    parameters = getattr(config, "rope_parameters", None) or {}
+    tables = [parameters, *(table for table in parameters.values() if isinstance(table, dict))]
+    reach = [
+        (table.get("original_max_position_embeddings") or length) * table["factor"]
+        for table in tables
+        if table.get("factor")
+    ]
+    return int(max(length, *reach, 0))
 
 
 def _check_text_config(model: PreTrainedModel) -> None:

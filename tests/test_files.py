@@ -108,9 +108,9 @@ def with_header(path: Path, **changes) -> None:
 def test_newer_and_foreign_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.pot"
     saved(path)
-    with pytest.raises(PotFileError, match="another configuration|another weights"):
+    with pytest.raises(PotFileError, match="another configuration|other weights"):
         Session.load(path, make_tiny("llama", kv_heads=4), TOKENIZER)
-    with pytest.raises(PotFileError, match="another weights"):
+    with pytest.raises(PotFileError, match="other weights"):
         Session.load(path, make_tiny("llama", seed=1), TOKENIZER)
     with pytest.raises(PotFileError, match="another class"):
         Session.load(path, make_tiny("qwen2"), TOKENIZER)
@@ -327,3 +327,66 @@ def test_modes_of_files(tmp_path: Path) -> None:
             write_whole(Path("/dev/null"), "x")
     finally:
         os.umask(before)
+
+
+def test_a_change_of_any_weight_is_noticed(tmp_path: Path) -> None:
+    saved(tmp_path / "a.pot")
+    model = make_tiny("llama")
+    for name, weight in model.named_parameters():
+        before = weight.data.clone()
+        weight.data.mul_(1.001)  # less than bfloat16 can tell
+        with pytest.raises(PotFileError, match="has other weights"):
+            Session.load(tmp_path / "a.pot", model, TOKENIZER)
+        weight.data.copy_(before)
+        assert pot_file.model_identity(model) == pot_file.model_identity(MODEL), name
+
+
+class Adapted(torch.nn.Linear):
+    """Has the attributes of PEFT's layers, and a change of its output while an adapter is active."""
+
+    def __init__(self, base: torch.nn.Linear) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False)
+        self.weight = base.weight
+        self.active_adapters = ["poet"]
+        self.disable_adapters = False
+        self.merged_adapters: list[str] = []
+        self.scaling = {"poet": 2.0, "clerk": -1.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        if not self.disable_adapters:
+            out = out * self.scaling[self.active_adapters[0]]
+        return out
+
+
+def test_the_adapters_in_use_belong_to_the_model(tmp_path: Path) -> None:
+    model = make_tiny("llama")
+    layer = Adapted(model.model.layers[0].mlp.up_proj)
+    model.model.layers[0].mlp.up_proj = layer
+    session = Session(model, TOKENIZER, CONFIG)
+    session.append(TEXT[:300], question="Who?")
+    session.save(tmp_path / "a.pot")
+    changes = ({"active_adapters": ["clerk"]}, {"disable_adapters": True}, {"scaling": {"poet": 3}})
+    for change in changes:
+        before = dict(vars(layer))
+        vars(layer).update(change)
+        with pytest.raises(PotFileError, match="has other adapters in use"):
+            Session.load(tmp_path / "a.pot", model, TOKENIZER)
+        vars(layer).update(before)
+    assert Session.load(tmp_path / "a.pot", model, TOKENIZER).stats.tokens_read > 300
+    with pytest.raises(PotFileError, match="has other adapters in use"):
+        Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)
+
+
+def test_a_file_without_samples_of_all_weights(tmp_path: Path) -> None:
+    """From before they were saved: it is compared by what it has."""
+    saved(tmp_path / "a.pot")
+    about = pot_file.describe(tmp_path / "a.pot")["model"]
+    old = {key: about[key] for key in about if key not in ("samples_sha256", "adapters")}
+    tensors = load_file(tmp_path / "a.pot")
+    header = {**pot_file.describe(tmp_path / "a.pot"), "model": old}
+    header["content_sha256"] = pot_file.content_hash(tensors, header)
+    save_file(tensors, tmp_path / "a.pot", metadata={pot_file.FORMAT: json.dumps(header)})
+    Session.load(tmp_path / "a.pot", MODEL, TOKENIZER)
+    with pytest.raises(PotFileError, match="has other weights"):
+        Session.load(tmp_path / "a.pot", make_tiny("llama", seed=1), TOKENIZER)

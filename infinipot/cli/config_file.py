@@ -29,8 +29,18 @@ def read(path: Path, names: Collection[str]) -> dict[str, Any]:
 def content(path: Path) -> dict[Any, Any]:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that stands in a mapping twice, of which YAML would take the last."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [key.value for key, _ in node.value]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            if twice is not None:
+                raise yaml.YAMLError(f"{twice} stands there twice: leave one")
+            return super().construct_mapping(node, deep)
+
     try:
-        loaded = yaml.safe_load(path.read_text("utf-8")) or {}
+        loaded = yaml.load(path.read_text("utf-8"), Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as problem:
         raise BadUse(f"cannot use the config file {path}: {problem}") from problem
     if not isinstance(loaded, dict):

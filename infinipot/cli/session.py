@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infinipot.checks import ModelWarning
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import (
+    CLEAR,
     BadUse,
     Failure,
     Stopped,
@@ -20,6 +22,7 @@ from infinipot.cli.console import (
     doing,
     interrupts,
     say,
+    terminal,
 )
 from infinipot.cli.policy_names import parse_policy
 from infinipot.cli.progress import ReadingProgress, distillations
@@ -124,9 +127,16 @@ def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
     return saved.replace(chunk_tokens=options["chunk_tokens"] or saved.chunk_tokens)
 
 
+def show_warning(message: Warning | str, *where: object) -> None:
+    """Print what `warnings` would print, as one line without the place in the code."""
+    if terminal():
+        print(CLEAR, end="", file=sys.stderr, flush=True)
+    say(str(message))
+
+
 def silence(quiet: bool) -> None:
-    """Hide warnings and bars of other libraries. A download from the Hub may show its bar on a
-    terminal."""
+    """Hide warnings and bars of other libraries, and show ours about the model. A download from the
+    Hub may show its bar on a terminal."""
     import warnings
 
     import transformers
@@ -134,6 +144,9 @@ def silence(quiet: bool) -> None:
     from huggingface_hub.utils.tqdm import enable_progress_bars
 
     warnings.simplefilter("ignore")
+    if not quiet:
+        warnings.filterwarnings("default", category=ModelWarning)
+        warnings.showwarning = show_warning  # type: ignore[assignment]
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     hub_logging.set_verbosity_error()

@@ -72,7 +72,7 @@ class AddressForward(Worker):
         cache = {runner.cache_argument: Cache(layers=[PassthroughLayer() for _ in runner.windows])}
         with at_work(runner.model, self), fused(runner.norms):
             output = runner.model.base_model(
-                input_ids=ids, position_ids=positions, use_cache=True, **cache
+                input_ids=ids, position_ids=positions, use_cache=True, return_dict=True, **cache
             )
         hidden: Tensor = output.last_hidden_state
         return hidden

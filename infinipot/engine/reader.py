@@ -74,6 +74,7 @@ class Reader(Turns):
         self.policy = config.policy
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
+        runner.check_length(self.pot.size)
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
@@ -103,6 +104,7 @@ class Reader(Turns):
         return self.plan
 
     def tensor(self, ids: list[int]) -> Tensor:
+        self.runner.check_ids(ids)
         return on_device([ids], self.runner.device)
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
@@ -121,6 +123,11 @@ class Reader(Turns):
                 f"pinned {pinned} needs more than {budget + prompt + pinned}. Use a larger pot, "
                 "distil to fewer entries, or shorten the question or the system prompt"
             )
+
+    def check_idle(self) -> None:
+        """As `Turns.check_idle`; raises RuntimeError, too, if the model has been changed."""
+        self.runner.check_unchanged()
+        super().check_idle()
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -186,6 +193,7 @@ class Reader(Turns):
     ) -> None:
         """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk.
         more: more ids follow, so distil a full pot at the end."""
+        self.runner.check_ids(ids)
         started = time.perf_counter()
         try:
             self._read(self.pot, ids, catalyst, progress, more)

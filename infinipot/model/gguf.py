@@ -1,23 +1,20 @@
-"""Models from GGUF files: transformers loads the weights, `gguf_tokenizer` builds the tokenizer."""
+"""Models from GGUF files: `gguf_config` reads the keys, `gguf_weights` the weights, and
+`gguf_tokenizer` builds the tokenizer."""
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.initialization import no_init_weights
 
-from infinipot import compat
-from infinipot.model.gguf_file import read_metadata
+from infinipot.model.gguf_config import config_of
+from infinipot.model.gguf_file import GGUFFile, read_file, read_metadata
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
+from infinipot.model.gguf_weights import fill
 
 LOADING = threading.Lock()
 END_OF_TURN = {
@@ -43,15 +40,22 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
 
     The model's generation_config has the file's BOS and padding. Its EOS is the list of all
     end-of-turn tokens in the vocabulary. Raises FileNotFoundError. Raises ValueError, with what to
-    do, for a file that is not GGUF, is cut off, is one part of several, has an unknown tokenizer,
-    or has an architecture that the installed transformers cannot load.
+    do, for a file that is not GGUF, is cut off, is one part of several, or has an unknown tokenizer,
+    architecture, key or tensor.
     """
     path = Path(path)
-    fields = read_metadata(path)
+    file = read_file(path)
+    fields = file.fields
     tokenizer = build_tokenizer(path, fields)  # before the weights: errors come sooner
-    model = _load_weights(path, fields, dtype)
+    model = _load_weights(file, dtype)
     ends = end_ids(fields)
     eos = ends if len(ends) > 1 else next(iter(ends), None)
+    named = {
+        "_model_name_or_path": fields.get("general.name"),
+        "unk_token_id": tokenizer.unk_token_id,
+    }
+    model.config.update({name: value for name, value in named.items() if value is not None})
+    model.config._name_or_path = str(path)
     for config in (model.config, model.generation_config):
         config.bos_token_id = tokenizer.bos_token_id
         config.pad_token_id = tokenizer.pad_token_id
@@ -59,61 +63,14 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     return model.eval(), tokenizer
 
 
-def _load_weights(path: Path, fields: dict[str, Any], dtype: torch.dtype) -> PreTrainedModel:
-    options: dict[str, Any] = {}
-    compat.use_own_bars()
-    # versions with GgufConfig keep packed weights and choose an attention kernel by default
-    if hasattr(transformers, "GgufConfig"):
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    try:
-        with quick_reading():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                path.parent,
-                gguf_file=path.name,
-                dtype=dtype,
-                local_files_only=True,
-                output_loading_info=True,
-                **options,
-            )
-    except (ValueError, KeyError, NotImplementedError) as error:
-        raise ValueError(
-            f"{path}: transformers {transformers.__version__} cannot load architecture "
-            f"{fields.get('general.architecture')!r} from a GGUF file ({type(error).__name__}: "
-            f"{error}). Load the model from its Hub folder instead."
-        ) from error
-    if report["missing_keys"]:  # transformers gives these random numbers
-        missing = ", ".join(sorted(report["missing_keys"]))
-        raise ValueError(
-            f"{path}: weights are missing: {missing}. The file is damaged: download it again."
-        )
+def _load_weights(file: GGUFFile, dtype: torch.dtype) -> PreTrainedModel:
+    config, architecture = config_of(file)
+    # the functions that draw random weights are replaced for all threads
+    with LOADING, no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()  # part of what was left out
+    fill(model, file, architecture)
     return model
-
-
-class PlainReader(gguf.GGUFReader):
-    """Reads metadata through plain arrays: a memmap takes several times as long for each piece."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "data":
-            value = value.view(np.ndarray)
-        super().__setattr__(name, value)
-
-
-@contextmanager
-def quick_reading() -> Iterator[None]:
-    """Inside, transformers reads GGUF files in a fraction of the time: by `PlainReader`, and with one
-    table of tensors' names instead of one for each module."""
-    with LOADING:
-        names = vars(gguf)
-        quick = {
-            "GGUFReader": PlainReader,
-            "get_tensor_name_map": functools.cache(gguf.get_tensor_name_map),
-        }
-        before = {name: names[name] for name in quick}
-        names.update(quick)
-        try:
-            yield
-        finally:
-            names.update(before)
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:

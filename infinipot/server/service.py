@@ -68,7 +68,7 @@ class Service:
     ) -> None:
         """notify: gets lines for the person who started the server. access: fields of Access."""
         path = Path(model)
-        if path.suffix == ".gguf":
+        if path.suffix.lower() == ".gguf":
             self.name = path.stem
         elif path.exists():
             self.name = path.name

@@ -248,10 +248,16 @@ class Session(SessionView):
 
     def fork(self) -> Session:
         """An independent session with a copy of the pot. Model and tokenizer are shared."""
-        twin = copy.copy(self)
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
         twin._reader = self._reader.copy()
         twin._dialogue = copy.copy(self._dialogue)
         return twin
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a session is not copied: session.save(path) or session.fork() keep its pot"
+        )
 
     def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
         """Write the pot to a file, whole or not at all. origin: the identity of this model and

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot.model.runner import ModelRunner
+from infinipot.text.tokens import flat
 
 Question = str | Iterable[int] | None
 
@@ -22,9 +22,7 @@ def listed(question: Question) -> str | list[int] | None:
     """A question as a text or as a list of ids."""
     if question is None or isinstance(question, str):
         return question
-    if isinstance(question, Tensor):
-        question = question.flatten()
-    return [int(i) for i in question]
+    return flat(question)
 
 
 def uses_template(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -156,11 +157,25 @@ def checked(ids: Iterable[int], vocabulary: int) -> list[int]:
     return whole
 
 
+def check_embedded(ids: Sequence[int], embeddings: int) -> None:
+    """Raise ValueError for an id from a tokenizer that the model has no embedding for. embeddings:
+    how many it has."""
+    if ids and max(ids) >= embeddings:
+        raise ValueError(
+            f"the tokenizer gives the id {max(ids)}, but the model knows only ids below "
+            f"{embeddings}: use the model's own tokenizer, or call "
+            "model.resize_token_embeddings(len(tokenizer)) and train the new rows"
+        )
+
+
 def _as_int(value: Any) -> Any:
     """A whole number of any type (NumPy, torch) as int; everything else unchanged."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         return value
-    return operator.index(value)
+    try:
+        return operator.index(value)
+    except TypeError:  # an array of several numbers
+        return value
 
 
 def parts(
@@ -177,8 +192,8 @@ def parts(
         raise TypeError(
             f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}"
         )
-    if hasattr(text, "ndim"):  # of NumPy, too
-        return iter([checked(_flat(torch.as_tensor(text)), vocabulary)]), True
+    if isinstance(text, Tensor) or is_array(text):
+        return iter([checked(flat(text), vocabulary)]), True  # type: ignore[arg-type]
     pieces: Iterator[Any] = iter([text]) if isinstance(text, str) else iter(text)
     first = next(pieces, None)
     if first is None:
@@ -197,13 +212,34 @@ def parts(
         )
     if isinstance(text, str) and not text:
         return iter([]), False
+    if (
+        isinstance(text, str)
+        and max(len(tokenizer) - 1, *tokenizer.added_tokens_decoder) >= vocabulary
+    ):
+        # before anything is read; a stream is checked while it is read
+        for ids in encode(tokenizer, [text]):
+            check_embedded(ids, vocabulary)
     return _encoded(tokenizer, whole, place), False
 
 
-def _flat(ids: Tensor) -> list[int]:
-    """The ids of a tensor [T] or [1, T]."""
+def is_array(ids: Any) -> bool:
+    """Whether this is a NumPy array of numbers. An array of texts is a stream of them."""
+    return isinstance(ids, np.ndarray) and ids.dtype.kind in "biuf"
+
+
+def flat(ids: Tensor | Iterable[int]) -> list[int]:
+    """The ids of a list, or of a tensor or array [T] or [1, T]. Raises ValueError for other shapes,
+    and for what is not a whole number."""
+    if is_array(ids):
+        ids = torch.as_tensor(ids)
+    if not isinstance(ids, Tensor):
+        whole_ids = [_as_int(i) for i in ids]
+        wrong = next((i for i in whole_ids if type(i) is not int), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is not a token id: ids are whole numbers")
+        return whole_ids
     whole = ids.dtype is not torch.bool and not ids.is_floating_point()
-    if not whole or ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1):
+    if not whole or not 1 <= ids.dim() <= 2 or (ids.dim() == 2 and ids.shape[0] != 1):
         raise ValueError(
             "token ids must be whole numbers of shape [T] or [1, T], not "
             f"{ids.dtype} {tuple(ids.shape)}"

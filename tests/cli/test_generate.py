@@ -233,3 +233,17 @@ def test_special_tokens_of_texts_are_text(run: Any, model: str, tmp_path: Path) 
     )
     assert code == 0
     assert json.loads(out)["usage"]["prompt_tokens"] < tokens[0]
+
+
+def test_what_the_command_line_says_of_a_model(run, model: str, tmp_path: Path) -> None:
+    code, _, err = run("generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 5000)
+    assert code == 0
+    assert "infinipot: pot_size=5000 is more than the 4096 tokens that the model was" in err
+    code, _, err = run(
+        "generate", model, "-p", "x", "--max-tokens", 1, "--pot-size", 5000, "--quiet"
+    )
+    assert (code, err) == (0, "")
+    (tmp_path / "config.json").write_text("{")
+    code, _, err = run("generate", tmp_path, "-p", "x")
+    assert code == 2
+    one_line(err, f"{tmp_path / 'config.json'} is no usable JSON file")

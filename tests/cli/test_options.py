@@ -45,6 +45,7 @@ def test_flag_beats_environment_beats_config_beats_default(
         ("layer_budget: {1: 2}", "layer_budget must be one value"),
         ("pot_size: 5.5", "'5.5' is not a whole number (from pot_size in the config file)"),
         ("- 5", "must consist of lines like"),
+        ("pot_size: 64\nseed: 1\npot_size: 128", "pot_size stands there twice: leave one"),
         ("a: [", "cannot use the config file"),
     ],
 )

@@ -291,7 +291,7 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="not a GGUF file"):
         gguf_tokenizer(tmp_path / "text.gguf")
     (tmp_path / "empty.gguf").touch()
-    with pytest.raises(ValueError, match="not a GGUF file"):
+    with pytest.raises(ValueError, match="is empty"):
         gguf_tokenizer(tmp_path / "empty.gguf")
     with pytest.raises(ValueError, match=r"tokenizer kind 'bert'; known are .*Hub folder"):
         gguf_tokenizer(write(tmp_path / "bert.gguf", "bert", ["a"], [1]))

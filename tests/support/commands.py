@@ -50,6 +50,7 @@ def save_tiny(folder: Path) -> None:
     fast.save_pretrained(folder)
     tiny = make_tiny("llama", vocab=len(fast))
     tiny.lm_head.weight.data[:2] = 0  # it never ends an answer by itself
+    tiny.config.max_position_embeddings = 4096  # no word about pots of the default size
     tiny.save_pretrained(folder)
 
 

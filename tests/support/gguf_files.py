@@ -107,3 +107,70 @@ def sentencepiece(path: Path, **fields) -> Path:
     scores = [0.0] * (len(tokens) - len(pieces)) + [-9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -3.0, -4.0]
     ids = {"bos_token_id": 2, "eos_token_id": 1, "padding_token_id": 0, "unknown_token_id": 3}
     return write(path, "llama", tokens, types, pre="default", scores=scores, **{**ids, **fields})
+
+
+def permuted(weights: np.ndarray, heads: int) -> np.ndarray:
+    """The rows of queries or keys as llama.cpp's converter orders them: neighbours are a pair."""
+    halves = weights.reshape(heads, 2, -1, *weights.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weights.shape)
+
+
+def tensors_of(model, arch: str, permute: bool, shift: bool) -> dict[str, np.ndarray]:
+    """The weights of a transformers model as llama.cpp's converter names and orders them."""
+    kind = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(kind, model.config.num_hidden_layers)
+    tensors = {}
+    for own, weight in model.named_parameters():
+        values = weight.detach().float().numpy()
+        block = f"blk.{own.split('.')[2]}" if ".layers." in own else ""
+        if own.endswith("experts.gate_up_proj"):
+            gate, up = np.split(values, 2, axis=1)
+            tensors |= {
+                f"{block}.ffn_gate_exps.weight": gate.copy(),
+                f"{block}.ffn_up_exps.weight": up.copy(),
+            }
+            continue
+        if own.endswith("experts.down_proj"):
+            name = f"{block}.ffn_down_exps.weight"
+        else:
+            name = names.get_name(own, try_suffixes=(".weight", ".bias"))
+        assert name, own
+        if permute and ".attn_q." in name:
+            values = permuted(values, model.config.num_attention_heads)
+        if permute and ".attn_k." in name:
+            values = permuted(values, model.config.num_key_value_heads)
+        if shift and name.endswith("norm.weight"):
+            values = values + 1
+        tensors[name] = values.squeeze() if "shexp" in name and "inp" in name else values
+    return tensors
+
+
+def write_model(
+    path: Path, arch: str, tensors: dict[str, np.ndarray], keys: dict[str, object]
+) -> Path:
+    """A GGUF file with a vocabulary of 97 bytes and letters, these tensors, and these keys of the architecture."""
+    out = gguf.GGUFWriter(path, arch)
+    tokens = ["<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())[:95]]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("smollm")
+    out.add_token_list(tokens)
+    out.add_token_types([CONTROL] * 2 + [NORMAL] * 95)
+    for name, value in keys.items():
+        key = f"{arch}.{name}"
+        if isinstance(value, bool):
+            out.add_bool(key, value)
+        elif isinstance(value, str):
+            out.add_string(key, value)
+        elif isinstance(value, list):
+            out.add_array(key, value)
+        elif isinstance(value, float):
+            out.add_float32(key, value)
+        else:
+            out.add_uint32(key, value)
+    for name, values in tensors.items():
+        out.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path
