@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+MOST_TOKENS = 1 << 31
+"""The largest number of tokens in an option."""
 RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
 """Old names of options and the new ones, for one release."""
 
@@ -48,6 +50,9 @@ def within(what: str, value: float, low: float, high: float | None = None) -> No
 
 
 def whole_number(what: str, value: object, low: int) -> None:
+    """Raise for anything but a whole number from `low` to MOST_TOKENS."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number of tokens")
+    if value > MOST_TOKENS:
+        within(what, value, low, MOST_TOKENS)
     within(what, value, low)

@@ -68,6 +68,8 @@ class Rotation:
     style: str
     table: Table
     tables: dict[torch.device, Tables] = field(default_factory=dict)
+    longest: int = 0
+    """The length for frequencies that depend on it, if no table is longer."""
 
     @cached_property
     def depends_on_length(self) -> bool:
@@ -78,10 +80,12 @@ class Rotation:
 
     def reserve(self, positions: int, device: torch.device) -> None:
         """Extend the table to positions 0 .. positions-1. Frequencies that depend on the length then
-        use this length."""
+        use this length, or `longest`."""
         if device not in self.tables or len(self.tables[device].places) < positions:
-            places = torch.arange(positions, device=device)
-            cos, sin = (x.contiguous() for x in self.table(places))
+            places = torch.arange(max(positions, 1), device=device)
+            last = torch.tensor([max(self.longest, positions) - 1], device=device)
+            angles = self.table(torch.cat((places, last)))
+            cos, sin = (x[:-1].contiguous() for x in angles)
             self.tables[device] = Tables(Rotary(cos, sin, packed(cos, sin), self.style), places)
 
     def rotary(self, device: torch.device) -> Rotary:

@@ -20,6 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.machine import out_of_memory
 from infinipot.model.attention import IN_USE
 from infinipot.pot_file.header import (
     FORMAT,
@@ -65,6 +66,18 @@ VOLATILE = {
 """Fields of a model's config that do not identify the model."""
 LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 """Errors of a disk that has lost data."""
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    RecursionError,
+    RuntimeError,
+    OverflowError,
+    OSError,
+)
+"""Errors while a file with any content is read."""
 TRIES = 3
 """How often a file is read that another process is writing."""
 
@@ -201,19 +214,10 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
             if len(first) < 8 or length > min(size, LONGEST_HEADER):
                 raise ValueError("it has no header of a possible length")
             raw = header_text(first + file.read(length), size)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        OSError,
-    ) as problem:
-        if isinstance(problem, PotFileError):
-            error = problem
-        else:
-            error = unreadable(path, problem)
+    except UNREADABLE as problem:
+        if out_of_memory(problem):
+            raise
+        error = unreadable(path, problem)
         raise error from error.__cause__
     header = parse_header(path, raw)
     check_fields(path, header)
@@ -243,7 +247,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         # not by get_tensor, which leaks two numbers a call (safetensors 0.8.0)
         tensors = load(content)
         raw = header_text(content, len(content))
-    except (SafetensorError, OSError) as problem:
+    except (SafetensorError, *UNREADABLE) as problem:
+        if out_of_memory(problem):
+            raise
         error = unreadable(path, problem)
         raise error from error.__cause__
     header = parse_header(path, raw)
