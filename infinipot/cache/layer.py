@@ -257,8 +257,8 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
         if self.size is not None and length > self.size:
             raise ValueError(f"{length} entries in a pot of {self.size}")
         like = [state[name][:, :, :0].to(dtype) for name in ("keys", "values")]
-        slots = max(length, GROWTH)  # a file may name any size: more come with more entries
-        self._initialize(min(slots, self.size or slots), *like)
+        first = max(length, GROWTH)  # a file may name any size: more come with more entries
+        self._initialize(min(first, self.size or first), *like)
         for name, slots in zip(("keys", "values"), self.slots, strict=True):
             slots.restore({suffix: state[name + suffix] for suffix in slots.state(0)})
         self.restore_survivors(state)

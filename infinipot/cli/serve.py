@@ -113,6 +113,22 @@ def serve(
             help="Without a key: also answer requests to this host name; repeatable, * is any.",
         ),
     ] = None,
+    access_log: Annotated[
+        str,
+        typer.Option(
+            "--access-log",
+            metavar="KIND",
+            help="One line on stderr for each request: text, json, off.",
+        ),
+    ] = "text",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            help="Least important messages on stderr: debug, info, warning, error, critical.",
+        ),
+    ] = "error",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -155,6 +171,8 @@ def serve(
         max_tokens_limit=max_tokens_limit,
         client_timeout=client_timeout,
         allowed_hosts=tuple(allowed_host or ()),
+        access_log=access_log,
+        log_level=log_level,
         ray=ray,
         replicas=replicas,
         max_replicas=max_replicas,

@@ -131,8 +131,9 @@ class Plan:
         layers = tuple(LayerPlan(**layer) for layer in saved["layers"])
         for layer in layers:
             layer.check()
-        if [layer.size for layer in layers] != [layer.size for layer in self.layers]:
-            raise KeyError("the layers have other sizes than the options say")
+        sizes = [(layer.size, layer.budget) for layer in layers]
+        if sizes != [(layer.size, layer.budget) for layer in self.layers]:
+            raise ValueError("the layers have other sizes than the options say")
         check_prompt("catalyst", saved["catalyst"], KINDS)
         return dataclasses.replace(self, layers=layers, catalyst=saved["catalyst"], undecided=False)
 

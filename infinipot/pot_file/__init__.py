@@ -28,6 +28,7 @@ from infinipot.pot_file.header import (
     VERSION,
     DamagedPotError,
     PotFileError,
+    brief,
     check_fields,
     check_file,
     content_hash,
@@ -143,7 +144,10 @@ def destination(path: str | os.PathLike[str]) -> Path:
     try:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():
-            raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
+            missing = FileNotFoundError(errno.ENOENT, "its folder does not exist")
+            raise PotFileError(
+                f"cannot save {path}: the folder {target.parent} does not exist"
+            ) from missing
         if target.is_symlink():
             raise PotFileError(
                 f"cannot save {path}: it is a link that leads back to itself: choose another name"
@@ -272,14 +276,14 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
     ):
         if saved[key] != current[key]:
             raise PotFileError(
-                f"{path} was filled by {saved['class']} {saved['name']!r}; "
+                f"{path} was filled by {brief(saved['class'])} {brief(saved['name'])!r}; "
                 f"the model given, {current['class']} {current['name']!r}, "
                 f"has another {what}. A pot can only be used with the model that filled it"
             )
     if saved["dtype"] != current["dtype"]:
         raise PotFileError(
-            f"{path} holds entries in {saved['dtype']}, the model given runs in {current['dtype']}: "
-            f"load the model in {saved['dtype']}"
+            f"{path} holds entries in {brief(saved['dtype'])}, "
+            f"the model given runs in {current['dtype']}: load the model in {brief(saved['dtype'])}"
         )
     if header["tokenizer_sha256"] != here.tokenizer_sha256:
         raise PotFileError(

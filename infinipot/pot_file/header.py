@@ -51,6 +51,7 @@ def is_plan(value: Any) -> bool:
         isinstance(value, dict)
         and is_text_or_none(value.get("catalyst", ...))
         and isinstance(value.get("layers"), list)
+        and bool(value["layers"])
         and all(isinstance(layer, dict) for layer in value["layers"])
     )
 

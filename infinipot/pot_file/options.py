@@ -133,6 +133,8 @@ def in_force(
         if header.get("plan"):
             plan = plan.restored(header["plan"])
         decided = bool(header["pot"]["distillations"]) or not plan.undecided
-    except (KeyError, TypeError, ValueError, OverflowError) as problem:
-        raise PotFileError(f"{path} is damaged: its plan cannot be read ({brief(problem)})") from None
-    return plan.shown_in(config, decided), plan
+        return plan.shown_in(config, decided), plan
+    except Exception as problem:  # of any policy's checks
+        raise PotFileError(
+            f"{path} is damaged: its plan cannot be read ({brief(problem)})"
+        ) from None

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from infinipot import __version__
+from infinipot.server.access_log import AccessLog
 from infinipot.server.auth import AuthMiddleware
 from infinipot.server.errors import APIError
 from infinipot.server.routes import openai, pots, web
@@ -28,8 +29,8 @@ VALIDATION_TEXTS = {
 def create_app(service: Service) -> FastAPI:
     """The ASGI application.
 
-    The model is loaded in the background. Until then all routes but /health, the page and the
-    documents answer 503.
+    The model is loaded in the background. Until then all routes but the page and the documents
+    answer 503.
     """
 
     @contextlib.asynccontextmanager
@@ -53,11 +54,11 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(router)
     app.mount("/page", web.files, name="page")
     app.add_middleware(AuthMiddleware, service=service)
+    app.add_middleware(AccessLog, kind=service.settings.access_log)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(APIError, on_error)
     app.add_exception_handler(ClientDisconnect, on_error)
-    app.add_exception_handler(Exception, on_error)
     describe(app, service.name)
     return app
 

@@ -14,7 +14,7 @@ from infinipot.server.bodies import TOO_LARGE, limited_receive
 from infinipot.server.errors import APIError
 from infinipot.server.service import Service
 
-OPEN = ("/", "/health", "/docs", "/openapi.json")
+OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
 """Paths that need no key. They reveal nothing and change nothing."""
 MAX_BODIES = 4
 """Memory for the bodies of all open requests, in bodies of the largest size."""

@@ -20,6 +20,8 @@ from infinipot.engine.reader import Reader
 
 LARGEST = 1e12
 """Largest size of a stored number. Larger ones would overflow in the model."""
+LONGEST_TEXT = 2_000_000_000
+"""Most tokens that a pot has read: places in the text are stored in 32 bits."""
 Form = tuple[torch.dtype, tuple[int | None, ...]]
 """Type and shape of a tensor; None: any size."""
 
@@ -34,6 +36,8 @@ def check_tensors(reader: Reader, tensors: dict[str, Tensor], header: dict[str, 
     pot = reader.pot
     count = len(pot.layers)
     numbers = header["pot"]
+    tokens = numbers["tokens_read"]
+    require(tokens <= LONGEST_TEXT, f"it has read {tokens:,} tokens")
     for name in ("positions", "peaks"):
         require(len(numbers[name]) == count, f"it has {len(numbers[name])} {name}, not {count}")
     forms = forms_of(reader)
@@ -147,8 +151,7 @@ def check_numbers(name: str, x: Tensor) -> None:
     """The novelty of a token that the model holds to be impossible is infinite."""
     if not x.is_floating_point() or not x.numel():
         return
-    low, high = x.float().aminmax()
-    low, high = float(low), float(high)
+    low, high = map(float, x.float().aminmax())
     largest = LARGEST
     if name.endswith("novelty"):
         largest = float("inf")
@@ -162,7 +165,7 @@ def check_ids(reader: Reader, tensors: dict[str, Tensor]) -> None:
         if ids is not None and ids.numel():
             low, high = ids.aminmax()
             require(
-                0 <= int(low) and int(high) < vocabulary,
+                int(low) >= 0 and int(high) < vocabulary,
                 f"its {name!r} has token ids from {int(low)} to {int(high)}, "
                 f"and the model has ids below {vocabulary}",
             )
@@ -182,7 +185,8 @@ def check_pot_layer(
     where = f"layer {number}"
     for name in ("values", "keys_scale", "values_scale", "rotated", "received"):
         require(
-            name not in own or own[name].shape[2] == length, f"the entries of {where} differ in number"
+            name not in own or own[name].shape[2] == length,
+            f"the entries of {where} differ in number",
         )
     for name in ("novelty", "past"):
         require(
@@ -196,15 +200,15 @@ def check_pot_layer(
         layer.size is None or length <= layer.size, f"{length} entries in a pot of {layer.size}"
     )
     require(survivors <= length <= tokens, f"{where} has {length} entries of {tokens} tokens")
-    require(1 <= length and pinned <= length, f"{where} has {length} entries, {pinned} of them pinned")
+    require(
+        length >= 1 and pinned <= length, f"{where} has {length} entries, {pinned} of them pinned"
+    )
     position = numbers["positions"][number]
     most = length if layer.reset else tokens
     require(length <= position <= most, f"{where} is at position {position} with {length} entries")
     require(numbers["peaks"][number] >= length, f"the peak of {where} is below its entries")
     if numbers["distillations"] == 0:
-        require(
-            survivors == 0 and length == tokens, f"{where} has survivors of no distillation"
-        )
+        require(survivors == 0 and length == tokens, f"{where} has survivors of no distillation")
     else:
         require(
             pinned <= survivors <= pinned + plan.budget,
@@ -219,7 +223,7 @@ def check_places(index: Tensor, pinned: int, end: int, where: str) -> None:
     ascending = bool((index.diff(dim=-1) > 0).all())
     fits = ascending and torch.equal(index[..., :pinned], head)
     if index.numel():
-        fits = fits and 0 <= int(index.min()) and int(index.max()) < end
+        fits = fits and int(index.min()) >= 0 and int(index.max()) < end
     require(fits, f"the survivors of {where} are not in the order of the text")
 
 
@@ -251,7 +255,8 @@ def check_room(reader: Reader, waiting: int) -> None:
     policy = reader.policy
     catalyst = reader.last_catalyst
     require(
-        not waiting or policy.cuts, f"{waiting} ids wait to be read, which policy {policy.name!r} lets none"
+        not waiting or policy.cuts,
+        f"{waiting} ids wait to be read, which policy {policy.name!r} lets none",
     )
     require(not pot.distillations or policy.bounded, f"policy {policy.name!r} never distils")
     if not policy.bounded or reader.plan.whole:
