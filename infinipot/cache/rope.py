@@ -117,9 +117,14 @@ class Rotation:
         return rotate(x, cos[where], sin[where], self.style)
 
 
-def copies(rotations: Sequence[Rotation | None]) -> list[Rotation | None]:
-    """New rotations with the same tables. Layers that share one share the new one."""
-    own = {id(r): replace(r, tables=dict(r.tables)) for r in rotations if r is not None}
+def copies(rotations: Sequence[Rotation | None], longest: int = 0) -> list[Rotation | None]:
+    """New rotations with the same tables. Layers that share one share the new one. longest: as in
+    `Rotation`."""
+    own = {
+        id(r): replace(r, tables=dict(r.tables), longest=longest)
+        for r in rotations
+        if r is not None
+    }
     return [own.get(id(r)) for r in rotations]
 
 

@@ -168,16 +168,15 @@ class ModelRunner:
     def _rotations(self, layout: Layout) -> list[Rotation | None]:
         """The rotation of each layer. Pots share them if their sizes are equal, or if the
         frequencies do not depend on the size. A pot without a bound has its own."""
-        rotations = copies(self.rotations)
         if layout.size is None:
-            return rotations
+            return copies(self.rotations)
         size = max(layout.sizes or (layout.size,))
+        rotations = copies(self.rotations, size)
         first = min(size, FIRST_POSITIONS)  # a file may name any size; reading extends the tables
         with IN_USE:  # other threads make pots, too
             known = self.rotations_by_size
             if size not in known:
                 for rotation in filter(None, rotations):
-                    rotation.longest = size
                     rotation.reserve(first, self.device)
                 shared = [other for other in known.values() if alike(rotations, other)]
                 known[size] = next(iter(shared), rotations)

@@ -57,6 +57,7 @@ def check_tensors(reader: Reader, tensors: dict[str, Tensor], header: dict[str, 
         if isinstance(layer, PotLayer):
             check_pot_layer(layer, own, number, header, next(plans))
             check_fresh(reader, own, tensors)
+            check_queries(layer, own)
         elif isinstance(layer, WindowLayer):
             check_window_layer(layer, own, numbers["positions"][number])
 
@@ -193,9 +194,6 @@ def check_pot_layer(
             name not in own or own[name].shape[2] == survivors,
             f"the survivors of {where} differ in number",
         )
-    if "queries" in own and layer.attention_stats is not None:
-        rows = own["queries"].shape[2]
-        require(1 <= rows <= layer.attention_stats.rows, f"{where} has queries of {rows} tokens")
     require(
         layer.size is None or length <= layer.size, f"{length} entries in a pot of {layer.size}"
     )
@@ -215,6 +213,13 @@ def check_pot_layer(
             f"{where} has {survivors} survivors, and a distillation leaves {pinned + plan.budget}",
         )
         check_places(own["index"], pinned, tokens - (length - survivors), where)
+
+
+def check_queries(layer: PotLayer, own: dict[str, Tensor]) -> None:
+    """Attention statistics have the queries of the newest tokens."""
+    if "queries" in own and layer.attention_stats is not None:
+        rows = own["queries"].shape[2]
+        require(1 <= rows <= layer.attention_stats.rows, f"a layer has queries of {rows} tokens")
 
 
 def check_places(index: Tensor, pinned: int, end: int, where: str) -> None:
