@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -15,6 +16,7 @@ import pytest
 from live import Live, live
 
 from infinipot import pot_file
+from infinipot.server import process
 from infinipot.server.request_record import id_of
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
@@ -249,3 +251,30 @@ def test_deleting_and_saving_one_pot_together(tmp_path: Path) -> None:
             reply = here.http.post("/v1/pots/book/save")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "pot_not_found")
         assert errors.texts == []
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_uploads_at_the_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies that are still coming when the server ends: refused as every request then is."""
+    monkeypatch.setattr(process, "GRACE_S", 0.2)
+    monkeypatch.setattr(process, "CLOSE_S", 0.5)
+    with lines("uvicorn.error") as errors, contextlib.ExitStack() as stack:
+        with live() as here:
+            place = ("127.0.0.1", int(here.url.rsplit(":", 1)[1]))
+            connections = [
+                stack.enter_context(socket.create_connection(place, timeout=30)) for _ in range(2)
+            ]
+            for connection, start in zip(
+                connections, ("PUT /v1/pots/x", "POST /v1/completions"), strict=True
+            ):
+                head = f"{start} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n"
+                connection.sendall(head.encode() + b'{"few": "words')
+            time.sleep(0.2)
+        for connection in connections:
+            answer, _, body = connection.recv(65536).partition(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"x-request-id: " in answer
+            assert json.loads(body)["error"]["code"] == "shutting_down"
+    assert not any("Traceback" in text for text in errors.texts), errors.texts
