@@ -5,7 +5,8 @@
 Changes header, table of tensors, shapes, values and bytes of files of many policies, models and
 formats, mostly with the right hash. What loads must be asked, read on, be forked, saved and loaded
 again. The process may take only `--memory-mb` more than before, and no file may make it grow by
-more than 32 MB. Files that are neither refused nor work are kept in `--keep`.
+more than 32 MB. Files that are neither refused nor work are kept in `--keep`. Ctrl-C ends it with a
+line about the files so far.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def fuzz(files: int, seed: int, folder: Path, kept: Path | None) -> dict[str, An
         before = peak_bytes()
         try:
             result = outcome(sample, path)
+        except KeyboardInterrupt:
+            break
         except BaseException as problem:
             result = "fault"
             print(f"{number} {sample.kind} {change}: {problem!r:.300}", file=sys.stderr)
@@ -62,7 +65,7 @@ def fuzz(files: int, seed: int, folder: Path, kept: Path | None) -> dict[str, An
         counts[result] += 1
         by_change[f"{change} {result}"] += 1
     return {
-        "files": files,
+        "files": counts.total(),
         "seed": seed,
         **{name: counts[name] for name in ("refused", "works", "fault", "growth")},
         "by_change": dict(sorted(by_change.items())),
