@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+MOST_TOKENS = 1 << 31
+"""The largest number of tokens in an option."""
 RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
 """Old names of options and the new ones, for one release."""
 
@@ -55,8 +57,11 @@ def within(what: str, value: float, low: float, high: float | None = None) -> No
 def whole_number(
     what: str, value: object, low: int, high: int | None = None, unit: str = " of tokens"
 ) -> None:
+    """Raise for anything but a whole number from `low` to `high`, MOST_TOKENS by default."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number{unit}")
+    if high is None and value > MOST_TOKENS:
+        high = MOST_TOKENS
     within(what, value, low, high)
 
 

@@ -94,7 +94,12 @@ def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor
 def _alike(one: Any, other: Any) -> bool:
     """Whether both layers rotate a slot alike: by slot, and with equal tables."""
     if not all(
-        x.window is None and x.is_initialized and x.reset and x.size and x.rotation is not None
+        x.window is None
+        and x.is_initialized
+        and x.reset
+        and x.size
+        and x.rotation is not None
+        and x.length < x.capacity  # else it grows first, and its table with it
         for x in (one, other)
     ):
         return False

@@ -23,7 +23,7 @@ from infinipot.kernels import pots
 from infinipot.scoring.representativeness import Scoring
 
 GROWTH = 1024
-"""Least number of slots by which a layer without a bound grows."""
+"""Least number of slots by which a layer without a bound grows, and of a restored layer."""
 
 
 class PotOverflow(AssertionError):
@@ -60,9 +60,12 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
         self.length = self.peak = self.position = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self._initialize(self.size or GROWTH, key_states, value_states)
+
+    def _initialize(self, slots: int, key_states: Tensor, value_states: Tensor) -> None:
         self.device = key_states.device
         self.dtype = key_states.dtype
-        self._allocate(self.size or GROWTH, key_states, value_states)
+        self._allocate(slots, key_states, value_states)
         batch, heads = key_states.shape[:2]
         self._new_survivors(batch, heads, self.device)
         self.is_initialized = True
@@ -165,7 +168,8 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
         if self.size is not None and stop > self.size:
             raise PotOverflow(f"{stop} entries in a pot of {self.size}")
         if stop > self.capacity:
-            self._grow(max(stop, 2 * self.capacity))
+            slots = max(stop, 2 * self.capacity)
+            self._grow(min(slots, self.size or slots))
 
     def _grow(self, size: int) -> None:
         old = self.slots
@@ -247,15 +251,14 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
     def restore(
         self, state: dict[str, Tensor], position: int, peak: int, dtype: torch.dtype
     ) -> None:
-        """dtype: the model's, which need not be that of the stored entries. Raises ValueError for
-        more entries than the size."""
+        """dtype: the model's, which need not be that of the stored entries. Allocates few more slots than
+        the state has entries. Raises ValueError for more entries than the size."""
         length = state["keys"].shape[2]
         if self.size is not None and length > self.size:
             raise ValueError(f"{length} entries in a pot of {self.size}")
         like = [state[name][:, :, :0].to(dtype) for name in ("keys", "values")]
-        self.lazy_initialization(*like)
-        if length > self.slots[0].size:
-            self._allocate(length, *like)
+        first = max(length, GROWTH)  # a file may name any size: more come with more entries
+        self._initialize(min(first, self.size or first), *like)
         for name, slots in zip(("keys", "values"), self.slots, strict=True):
             slots.restore({suffix: state[name + suffix] for suffix in slots.state(0)})
         self.restore_survivors(state)

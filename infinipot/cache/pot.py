@@ -163,11 +163,10 @@ class Pot(PotSizes, Bookkeeping, Cache):
     def reserve(self, count: int) -> None:
         """Make sure of slots for `count` more entries in every layer. Raises PotOverflow. Only for
         pots with `by_address`."""
-        if self.size is None:
+        first = self.bounded[0]
+        if first.length + count > first.capacity:  # all layers have equally many
             for layer in self.bounded:
                 layer.reserve(count)
-        else:
-            self.bounded[0].reserve(count)
 
     @property
     def places(self) -> Tensor:

@@ -68,6 +68,8 @@ class Rotation:
     style: str
     table: Table
     tables: dict[torch.device, Tables] = field(default_factory=dict)
+    longest: int = 0
+    """The length for frequencies that depend on it, if no table is longer."""
 
     @cached_property
     def depends_on_length(self) -> bool:
@@ -78,10 +80,12 @@ class Rotation:
 
     def reserve(self, positions: int, device: torch.device) -> None:
         """Extend the table to positions 0 .. positions-1. Frequencies that depend on the length then
-        use this length."""
+        use this length, or `longest`."""
         if device not in self.tables or len(self.tables[device].places) < positions:
-            places = torch.arange(positions, device=device)
-            cos, sin = (x.contiguous() for x in self.table(places))
+            places = torch.arange(max(positions, 1), device=device)
+            last = torch.tensor([max(self.longest, positions) - 1], device=device)
+            angles = self.table(torch.cat((places, last)))
+            cos, sin = (x[:-1].contiguous() for x in angles)
             self.tables[device] = Tables(Rotary(cos, sin, packed(cos, sin), self.style), places)
 
     def rotary(self, device: torch.device) -> Rotary:
@@ -113,9 +117,14 @@ class Rotation:
         return rotate(x, cos[where], sin[where], self.style)
 
 
-def copies(rotations: Sequence[Rotation | None]) -> list[Rotation | None]:
-    """New rotations with the same tables. Layers that share one share the new one."""
-    own = {id(r): replace(r, tables=dict(r.tables)) for r in rotations if r is not None}
+def copies(rotations: Sequence[Rotation | None], longest: int = 0) -> list[Rotation | None]:
+    """New rotations with the same tables. Layers that share one share the new one. longest: as in
+    `Rotation`."""
+    own = {
+        id(r): replace(r, tables=dict(r.tables), longest=longest)
+        for r in rotations
+        if r is not None
+    }
     return [own.get(id(r)) for r in rotations]
 
 

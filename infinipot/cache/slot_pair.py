@@ -22,6 +22,8 @@ class SlotPair:
     """Memory that the layer shares with others; None: its own."""
     number = 0
     """The layer's number in the block."""
+    in_block = False
+    """Whether the slots are part of the block. A restored pot has fewer slots at first."""
 
     def share(self, block: Block | None, number: int) -> None:
         """Use a part of this memory for the slots."""
@@ -30,14 +32,15 @@ class SlotPair:
 
     def new_slots(self, size: int, key: Tensor, value: Tensor) -> tuple[Slots, Slots]:
         """Empty slots for entries like key and value [B, K, T, D]."""
-        if self.block is not None and size == self.size:
+        self.in_block = self.block is not None and size == self.size
+        if self.block is not None and self.in_block:
             return self.block.slots(self.number, (key, value), size)
         return Slots(key, size, self.kind), Slots(value, size, self.kind)
 
     def copy_slots(self, block: Block | None) -> tuple[Slots, Slots]:
         """A copy of the slots. block: a copy of the layer's block, which has it already."""
         keys, values = self.slots
-        if block is None or not block.tensors:
+        if block is None or not self.in_block:
             return keys.copy(), values.copy()
         key_data, value_data = block.tensors
         return keys.copy(key_data[self.number]), values.copy(value_data[self.number])

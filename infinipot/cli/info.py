@@ -55,6 +55,16 @@ def info(
 def rows(
     path: Path, header: dict[str, Any], config: PotConfig, plan: Plan
 ) -> Iterator[tuple[str, str]]:
+    """Names and texts. A file may hold characters that would control a terminal: they are shown as
+    Python writes them."""
+    for name, text in facts(path, header, config, plan):
+        shown = (letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+        yield name, "".join(shown)
+
+
+def facts(
+    path: Path, header: dict[str, Any], config: PotConfig, plan: Plan
+) -> Iterator[tuple[str, str]]:
     pot = header["pot"]
     model = header["model"]
     yield "file", f"{path}, {header['file_bytes'] / 1e6:,.1f} MB, format {header['version']}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from infinipot.server.ray.deploy import Cluster
     from infinipot.server.settings import Settings
 
+LEVELS = ("debug", "info", "warning", "error", "critical")
 MAX_TOKENS = 1024
 """Most tokens of an answer whose request names no number."""
 
@@ -39,6 +40,8 @@ class Flags:
     client_timeout: float
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
+    access_log: str
+    log_level: str
     ray: str | None
     replicas: int | None
     max_replicas: int | None
@@ -55,13 +58,23 @@ def launch(options: CommandOptions, model: str, flags: Flags) -> None:
             f"the server needs {problem.name}, which is not installed: "
             "pip install 'infinipot[serve]'"
         ) from None
-    logging.basicConfig(format="infinipot: %(message)s", level=logging.ERROR)
+    set_up_logs(flags)
     settings = server_settings(options, flags)
     start = starter(options, model, settings, flags)
     place = process.bound(flags.host, flags.port)
     if not options.quiet:
         greet(place, model, flags)
     start(place)
+
+
+def set_up_logs(flags: Flags) -> None:
+    from infinipot.checks import known
+    from infinipot.server.access_log import KINDS, write_access_log
+
+    known("access-log", flags.access_log, KINDS)
+    known("log-level", flags.log_level, LEVELS)
+    logging.basicConfig(format="infinipot: %(message)s", level=flags.log_level.upper())
+    write_access_log(flags.access_log)
 
 
 def greet(place: socket.socket, model: str, flags: Flags) -> None:
@@ -103,6 +116,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
         "queue": flags.queue,
         "max_stall_s": flags.max_stall_ms / 1000,
         "most_tokens": flags.max_tokens_limit,
+        "access_log": flags.access_log,
     }
     if flags.max_sessions is not None:
         bounds["max_sessions"] = flags.max_sessions

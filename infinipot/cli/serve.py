@@ -121,6 +121,22 @@ def serve(
             help="Pages of this site may use the server, too: https://name; repeatable, * is any.",
         ),
     ] = None,
+    access_log: Annotated[
+        str,
+        typer.Option(
+            "--access-log",
+            metavar="KIND",
+            help="One line on stderr for each request: text, json, off.",
+        ),
+    ] = "text",
+    log_level: Annotated[
+        str,
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            help="Least important messages on stderr: debug, info, warning, error, critical.",
+        ),
+    ] = "error",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -164,6 +180,8 @@ def serve(
         client_timeout=client_timeout,
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
+        access_log=access_log,
+        log_level=log_level,
         ray=ray,
         replicas=replicas,
         max_replicas=max_replicas,

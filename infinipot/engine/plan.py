@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from infinipot.catalysts import KINDS
-from infinipot.checks import known
+from infinipot.checks import MOST_TOKENS, known, whole_number
 from infinipot.config import PotConfig
 from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
-from infinipot.scoring.selection import apportion
+from infinipot.scoring.selection import POOLINGS, apportion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,18 @@ class LayerPlan:
     recent: int
     pool: int
     pool_mode: str
+
+    def check(self) -> None:
+        """Raise for values that no plan has."""
+        if self.size is not None:
+            whole_number("size", self.size, 2)
+        for name, low in (("budget", 1), ("sinks", 0), ("recent", 0), ("pool", 0)):
+            whole_number(name, getattr(self, name), low)
+        known("pool_mode", self.pool_mode, POOLINGS)
+        if self.pool and self.pool % 2 == 0:
+            raise ValueError(f"pool={self.pool} is not odd")
+        if self.sinks + self.recent > self.budget or self.budget >= (self.size or MOST_TOKENS):
+            raise ValueError(f"budget={self.budget} does not fit its layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,8 +129,11 @@ class Plan:
     def restored(self, saved: dict[str, Any]) -> Plan:
         """This plan with the part that a pot file stored."""
         layers = tuple(LayerPlan(**layer) for layer in saved["layers"])
-        if [layer.size for layer in layers] != [layer.size for layer in self.layers]:
-            raise KeyError("the layers have other sizes than the options say")
+        for layer in layers:
+            layer.check()
+        sizes = [(layer.size, layer.budget) for layer in layers]
+        if sizes != [(layer.size, layer.budget) for layer in self.layers]:
+            raise ValueError("the layers have other sizes than the options say")
         check_prompt("catalyst", saved["catalyst"], KINDS)
         return dataclasses.replace(self, layers=layers, catalyst=saved["catalyst"], undecided=False)
 

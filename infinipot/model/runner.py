@@ -31,6 +31,19 @@ from infinipot.text.tokens import check_embedded
 
 __all__ = ["ModelRunner", "Observer"]
 
+FIRST_POSITIONS = 1 << 12
+"""Positions in the tables of a pot that has read nothing."""
+
+
+def sample_of(pot: Pot, hidden: Tensor) -> dict[str, Tensor]:
+    """Tensors as a pot file of this model has them, for two tokens, with shapes and types only."""
+    states = {
+        f"layers.{number}.{name}": x
+        for number, layer in enumerate(pot.layers)
+        for name, x in layer.state().items()
+    }
+    return {name: x.to("meta") for name, x in {**states, "hidden": hidden[:, -1:]}.items()}
+
 
 class BatchedForward(Worker):
     """A forward pass over several pots. Each row has its own attention."""
@@ -109,8 +122,15 @@ class ModelRunner:
             self.scorings: dict[int, Scoring] = {}
             self.alike = False
             pot = self.new_pot(Layout(2))
-            trial = self.read(torch.ones(1, 2, dtype=torch.long, device=self.device), [pot])
+            heads: dict[int, int] = {}
+            observer = Observer(lambda number, query, *_: heads.update({number: query.shape[1]}))
+            trial = self.read(
+                torch.ones(1, 2, dtype=torch.long, device=self.device), [pot], observer
+            )
             self.place = self.device
+            self.query_heads = heads
+            """Query heads of each bounded layer, by the layer's number."""
+            self.sample = sample_of(pot, trial)
             self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
             self.alike = not any(self.states) and len({layer.shape for layer in pot.bounded}) == 1
             """Whether the entries of all layers have one shape, type and device."""
@@ -194,19 +214,20 @@ class ModelRunner:
     def _rotations(self, layout: Layout) -> list[Rotation | None]:
         """The rotation of each layer. Pots share them if their sizes are equal, or if the
         frequencies do not depend on the size. A pot without a bound has its own."""
-        rotations = copies(self.rotations)
         if layout.size is None:
-            return rotations
+            return copies(self.rotations)
         size = max(layout.sizes or (layout.size,))
+        rotations = copies(self.rotations, size)
+        first = min(size, FIRST_POSITIONS)  # a file may name any size; reading extends the tables
         with IN_USE:  # other threads make pots, too
             known = self.rotations_by_size
             if size not in known:
                 for rotation in filter(None, rotations):
-                    rotation.reserve(size, self.device)
+                    rotation.reserve(first, self.device)
                 shared = [other for other in known.values() if alike(rotations, other)]
                 known[size] = next(iter(shared), rotations)
                 for rotation in filter(None, known[size]):
-                    rotation.reserve(size, self.device)
+                    rotation.reserve(first, self.device)
             return known[size]
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.machine import out_of_memory
 from infinipot.model.attention import IN_USE
 from infinipot.pot_file.header import (
     FORMAT,
@@ -25,6 +26,7 @@ from infinipot.pot_file.header import (
     VERSION,
     DamagedPotError,
     PotFileError,
+    brief,
     check_fields,
     check_file,
     content_hash,
@@ -54,6 +56,18 @@ __all__ = [
 
 LOST = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
 """Errors of a disk that has lost data."""
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    RecursionError,
+    RuntimeError,
+    OverflowError,
+    OSError,
+)
+"""Errors while a file with any content is read."""
 TRIES = 3
 """How often a file is read that another process is writing."""
 
@@ -77,7 +91,10 @@ def destination(path: str | os.PathLike[str]) -> Path:
     try:
         target = Path(os.path.realpath(path))
         if not target.parent.is_dir():
-            raise PotFileError(f"cannot save {path}: the folder {target.parent} does not exist")
+            missing = FileNotFoundError(errno.ENOENT, "its folder does not exist")
+            raise PotFileError(
+                f"cannot save {path}: the folder {target.parent} does not exist"
+            ) from missing
         if target.is_symlink():
             raise PotFileError(
                 f"cannot save {path}: it is a link that leads back to itself: choose another name"
@@ -151,19 +168,10 @@ def describe(path: str | os.PathLike[str]) -> dict[str, Any]:
             if len(first) < 8 or length > min(size, LONGEST_HEADER):
                 raise ValueError("it has no header of a possible length")
             raw = header_text(first + file.read(length), size)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        RecursionError,
-        OSError,
-    ) as problem:
-        if isinstance(problem, PotFileError):
-            error = problem
-        else:
-            error = unreadable(path, problem)
+    except UNREADABLE as problem:
+        if out_of_memory(problem):
+            raise
+        error = unreadable(path, problem)
         raise error from error.__cause__
     header = parse_header(path, raw)
     check_fields(path, header)
@@ -193,7 +201,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
         # not by get_tensor, which leaks two numbers a call (safetensors 0.8.0)
         tensors = load(content)
         raw = header_text(content, len(content))
-    except (SafetensorError, OSError) as problem:
+    except (SafetensorError, *UNREADABLE) as problem:
+        if out_of_memory(problem):
+            raise
         error = unreadable(path, problem)
         raise error from error.__cause__
     header = parse_header(path, raw)
@@ -211,8 +221,8 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
     current = here.model
     if saved["dtype"] != current["dtype"]:
         raise PotFileError(
-            f"{path} holds entries in {saved['dtype']}, the model given runs in {current['dtype']}: "
-            f"load the model in {saved['dtype']}"
+            f"{path} holds entries in {brief(saved['dtype'])}, "
+            f"the model given runs in {current['dtype']}: load the model in {brief(saved['dtype'])}"
         )
     for what, key in (
         ("another class", "class"),
@@ -224,7 +234,7 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
         # files of earlier versions have neither adapters nor samples
         if saved.get(key, current[key]) != current[key]:
             raise PotFileError(
-                f"{path} was filled by {saved['class']} {saved['name']!r}; "
+                f"{path} was filled by {brief(saved['class'])} {brief(saved['name'])!r}; "
                 f"the model given, {current['class']} {current['name']!r}, "
                 f"has {what}. A pot can only be used with the model that filled it"
             )

@@ -12,7 +12,7 @@ from infinipot.config import PotConfig
 from infinipot.engine.plan import Plan
 from infinipot.policies import POLICIES, Policy
 from infinipot.policies.registry import builtin, path_of
-from infinipot.pot_file.header import PotFileError
+from infinipot.pot_file.header import PotFileError, brief
 
 FIELDS = tuple(field.name for field in dataclasses.fields(PotConfig) if field.name != "policy")
 
@@ -55,9 +55,9 @@ def config_of(
         config = PotConfig(**fields, policy=filled_by)
     except PotFileError:
         raise
-    except (KeyError, TypeError, ValueError) as problem:
+    except Exception as problem:  # of any policy's checks
         raise PotFileError(
-            f"{path} was filled with options that this infinipot does not have: {problem}"
+            f"{path} was filled with options that this infinipot does not have: {brief(problem)}"
         ) from problem
     if isinstance(policy, Policy) and policy != filled_by:
         raise PotFileError(
@@ -72,6 +72,8 @@ def policy_class(
     """The class of the policy that a file names: a built-in class, or the argument `policy`."""
     place = options.pop("policy_class", None)
     name = options["policy"]
+    if not isinstance(name, str) or not (place is None or isinstance(place, str)):
+        raise TypeError("the policy has no name")
     if place is None:
         known("policy", name, POLICIES)
         return POLICIES[name]
@@ -79,9 +81,10 @@ def policy_class(
         policy = type(policy)
     if policy is None or path_of(policy) != place:
         raise PotFileError(
-            f"{path} was filled with policy {name!r}, {place}, which is not infinipot's own, "
-            "and a file never imports code: pass that policy "
-            f"(Session.load(..., policy={place.rpartition(':')[2]}), or --policy {place})"
+            f"{path} was filled with policy {brief(repr(name))}, {brief(place)}, "
+            "which is not infinipot's own, and a file never imports code: pass that policy "
+            f"(Session.load(..., policy={brief(place.rpartition(':')[2])}), "
+            f"or --policy {brief(place)})"
         )
     return policy
 
@@ -130,6 +133,8 @@ def in_force(
         if header.get("plan"):
             plan = plan.restored(header["plan"])
         decided = bool(header["pot"]["distillations"]) or not plan.undecided
-    except (KeyError, TypeError, ValueError) as problem:
-        raise PotFileError(f"{path} is damaged: its plan cannot be read ({problem})") from None
-    return plan.shown_in(config, decided), plan
+        return plan.shown_in(config, decided), plan
+    except Exception as problem:  # of any policy's checks
+        raise PotFileError(
+            f"{path} is damaged: its plan cannot be read ({brief(problem)})"
+        ) from None

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from infinipot import __version__
+from infinipot.server.access_log import AccessLog
 from infinipot.server.auth import AuthMiddleware
 from infinipot.server.errors import APIError
 from infinipot.server.invalid import sentence
@@ -26,8 +27,8 @@ from infinipot.server.service import Service, handler_error
 def create_app(service: Service) -> FastAPI:
     """The ASGI application.
 
-    The model is loaded in the background. Until then all routes but /health, the page and the
-    documents answer 503.
+    The model is loaded in the background. Until then all routes but the page and the documents
+    answer 503.
     """
 
     @contextlib.asynccontextmanager
@@ -56,11 +57,11 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(AccessLog, kind=service.settings.access_log)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(APIError, on_error)
     app.add_exception_handler(ClientDisconnect, on_error)
-    app.add_exception_handler(Exception, on_error)
     describe(app, service.name)
     return app
 

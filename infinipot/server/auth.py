@@ -13,7 +13,7 @@ from infinipot.server.errors import APIError
 from infinipot.server.json_reply import JsonReply
 from infinipot.server.service import Service
 
-OPEN = ("/", "/health", "/docs", "/openapi.json")
+OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
 """Paths that need no key. They reveal nothing and change nothing."""
 MAX_BODIES = 4
 """Memory for the bodies of all open requests, in bodies of the largest size."""

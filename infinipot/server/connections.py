@@ -11,6 +11,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infinipot.server.errors import APIError
+from infinipot.server.request_record import id_of
 
 log = logging.getLogger("infinipot")
 
@@ -19,6 +20,8 @@ BACKLOG = 128
 OTHERS = 64
 """File handles left for everything else."""
 MAX_CONNECTIONS = 4096
+MAX_HEAD = 16_384
+"""Bytes of a request's head."""
 HEAD_S = 20.0
 """How long the head of a request may take."""
 QUIET_S = 60.0
@@ -102,13 +105,23 @@ class Connection(H11Protocol):
             self.connections.discard(oldest)
             oldest.transport.abort()
             return
-        body = json.dumps(APIError(503, FULL, code="too_many_connections").body()).encode()
+        self.connections.discard(self)
+        self._refuse("503 Service Unavailable", APIError(503, FULL, code="too_many_connections"))
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP request, or has a head that is too long."""
+        error = APIError(400, f"{msg.rstrip('.')}: its head may have {MAX_HEAD:,} bytes")
+        self._refuse("400 Bad Request", error)
+
+    def _refuse(self, status: str, error: APIError) -> None:
+        """Answer outside of the application, and close the connection."""
+        body = json.dumps(error.body()).encode()
         head = (
-            "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nx-request-id: {id_of(None)}\r\n"
+            "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.connections.discard(self)
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

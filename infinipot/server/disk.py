@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,10 +51,11 @@ class Disk:
     def do(self, act: Callable[[], T], then: Callable[[Future[T]], R]) -> Future[R]:
         """Run `act` here, then `then` in the engine's thread. Returns the result of `then`."""
         result: Future[R] = Future()
+        context = contextvars.copy_context()  # log lines carry the request's id
 
         # the future is an argument: a closure over it would keep the pot until the next collection
         def done(future: Future[T]) -> None:
-            following = self._call(functools.partial(then, future))
+            following = self._call(functools.partial(context.run, then, future))
             following.add_done_callback(functools.partial(copy_result, result))
 
         self._submit(act).add_done_callback(done)

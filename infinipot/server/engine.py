@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import queue
 import threading
@@ -92,11 +93,12 @@ class Engine:
     def call(self, act: Callable[[], T]) -> Future[T]:
         """Run a function in the engine's thread, between two slices."""
         future: Future[T] = Future()
+        context = contextvars.copy_context()  # log lines carry the request's id
 
         def run() -> None:
             if future.set_running_or_notify_cancel():
                 try:
-                    future.set_result(act())
+                    future.set_result(context.run(act))
                 except BaseException as problem:
                     future.set_exception(problem)
 

@@ -166,7 +166,10 @@ class NamedPots:
             if pot is not None:
                 self.files.save(pot, path)
                 pot.stamp = stamp_of(path)
-            return path.stat().st_size
+            try:
+                return path.stat().st_size
+            except FileNotFoundError:  # deleted meanwhile
+                raise unknown_pot(name) from None
 
         def done(future: Future[int]) -> dict[str, Any]:
             try:

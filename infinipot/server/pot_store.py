@@ -85,8 +85,11 @@ class PotStore:
 
     def _index(self) -> None:
         """List the conversations on disk, the oldest first."""
-        changed = self.conversations.stat().st_mtime_ns
-        if changed == self._indexed_ns:
+        try:
+            changed = self.conversations.stat().st_mtime_ns
+        except OSError:  # the folder is gone
+            changed = 0
+        if changed and changed == self._indexed_ns:
             return
         settled = time.time_ns() - changed > 10**9  # clocks of file systems are coarse
         self._indexed_ns = changed if settled else 0
@@ -240,7 +243,7 @@ class PotStore:
         names = {pot.name for pot in self.pots if pot.name is not None and self.named(pot.name)}
         if self.folder is not None:
             files = {path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}")}
-            names |= {name for name in files if VALID_NAME.match(name) and self.file(name)}
+            names |= {name for name in files if VALID_NAME.fullmatch(name) and self.file(name)}
         return sorted(names)
 
     def take_name(self, pot: StoredPot) -> None:

@@ -12,7 +12,13 @@ import uvicorn
 
 from infinipot.checks import within
 from infinipot.server.app import create_app
-from infinipot.server.connections import BACKLOG, Connection, ThrottledLog, max_connections
+from infinipot.server.connections import (
+    BACKLOG,
+    MAX_HEAD,
+    Connection,
+    ThrottledLog,
+    max_connections,
+)
 from infinipot.server.service import Service
 
 GRACE_S = 5
@@ -56,6 +62,7 @@ class Server(uvicorn.Server):
             "ws": "none",
             "lifespan": "on",
             "backlog": BACKLOG,
+            "h11_max_incomplete_event_size": MAX_HEAD,
         }
         end_s = GRACE_S + CLOSE_S
         super().__init__(

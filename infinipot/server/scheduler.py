@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from infinipot.server.jobs.base import Job
 from infinipot.server.jobs.fill import FillJob
 from infinipot.server.pot_files import PotFiles
 from infinipot.server.pot_store import PendingLoad
+from infinipot.server.request_record import working_for
 from infinipot.server.settings import Settings
 from infinipot.server.slices import Slice, SliceTimer
 from infinipot.server.stored_pot import StoredPot
@@ -110,6 +112,8 @@ class Scheduler:
     def submit(self, *jobs: Job) -> None:
         """Queue a request's jobs, all or none. Raises APIError if the queue is full."""
         self.check()
+        for job in jobs:
+            job.submitted_s = time.perf_counter()
         self._waiting.extend(jobs)
 
     def cancel(self, job: Job) -> None:
@@ -134,7 +138,8 @@ class Scheduler:
         if error.status >= 500:
             self.metrics.failures.labels(error.code or "").inc()
             expected = isinstance(problem, (APIError, PotFileError))
-            log.error("a request failed: %s", problem, exc_info=None if expected else problem)
+            with working_for(job.record):
+                log.error("a request failed: %s", problem, exc_info=None if expected else problem)
         self._leave(job)
         if out_of_memory(problem) and torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -282,7 +287,8 @@ class Scheduler:
             if not load.cancelled:
                 self.store.add(pot)
         except Exception as problem:
-            failure = self.files.load_failed(path, problem, job.skipped_files)
+            with working_for(job.record):
+                failure = self.files.load_failed(path, problem, job.skipped_files)
             if failure is not None and job in self._waiting:
                 self._waiting.remove(job)
                 self.fail(job, failure, from_client=False)

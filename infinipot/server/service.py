@@ -187,6 +187,7 @@ class Service:
             return result.result()
         finally:
             result.cancel()
+            result.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._preparing -= 1
 
 

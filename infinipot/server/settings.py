@@ -30,5 +30,7 @@ class Settings:
     pot_dir: Path | None = None
     pot_files: int = 256
     """Conversations on disk. The oldest are deleted."""
+    access_log: str = "off"
+    """The form of the line for each request: text, json, off."""
     shared: bool = False
     """Whether other servers with the same model also use pot_dir."""

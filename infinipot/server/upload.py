@@ -21,6 +21,40 @@ AHEAD_TOKENS = 1 << 14
 POLL_S = 0.5
 
 
+class NextPiece:
+    """Pieces of a text, of which one is fetched while the piece before it is read: so a client that
+    leaves is noticed meanwhile."""
+
+    def __init__(self, pieces: AsyncIterator[str]) -> None:
+        self._pieces = pieces
+        self._next: asyncio.Task[str | None] | None = None
+
+    async def _fetch(self) -> str | None:
+        return await anext(self._pieces, None)
+
+    def begin(self) -> None:
+        if self._next is None:
+            self._next = asyncio.create_task(self._fetch())
+
+    def check(self) -> None:
+        """Raise if the next piece will not come."""
+        if self._next is not None and self._next.done():
+            self._next.result()
+
+    async def take(self) -> str | None:
+        """The next piece; None at the end."""
+        self.begin()
+        assert self._next is not None
+        piece = await self._next
+        self._next = None
+        return piece
+
+    def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
 class Upload:
     """Tokenizes a text block by block, and feeds the ids to a FillJob."""
 
@@ -50,23 +84,26 @@ class Upload:
         """Read a text that comes in pieces. Returns the pot's description."""
         job = self.job
         await self.engine.ask(lambda: self.service.pots.check(job.name, self.options.replace))
+        coming = NextPiece(pieces)
         try:
-            await self._receive(pieces)
+            await self._receive(coming)
             await self.engine.ask(job.end_text)
             while not isinstance(event := await self.events.next(), Done):
                 pass
         except BaseException:
             self.engine.cancel(job)
             raise
+        finally:
+            coming.close()
         if job.expendable:
             return event.report
         return await when_written(self.service, job.name, event.report)
 
-    async def _receive(self, pieces: AsyncIterator[str]) -> None:
+    async def _receive(self, coming: NextPiece) -> None:
         """Tokenize the text in blocks that end where the ids do not depend on what follows."""
         text = ""
         enough = BLOCK
-        async for piece in pieces:
+        while (piece := await coming.take()) is not None:
             text += piece
             if len(text) <= enough:
                 continue
@@ -75,11 +112,12 @@ class Upload:
             enough = BLOCK if cut else 2 * len(text)
             block = text[:cut]
             text = text[cut:]
-            await self._feed(block)
+            coming.begin()
+            await self._feed(block, coming)
             if self._failed:
                 break  # the rest need not come
         await self._submit()
-        await self._feed(text)
+        await self._feed(text, coming)
 
     async def _submit(self) -> None:
         if not self._submitted:
@@ -87,8 +125,9 @@ class Upload:
             await self.engine.ask(lambda: self.service.pots.fill(self.job, replace))
             self._submitted = True
 
-    async def _feed(self, text: str) -> None:
-        """Hand on a block. Returns when there is room for more, or when the job has failed."""
+    async def _feed(self, text: str, coming: NextPiece) -> None:
+        """Hand on a block. Returns when there is room for more, or when the job has failed. Raises
+        when the client has left."""
         prompts = self.engine.prompts
         try:
             if text and not self._begun:
@@ -101,6 +140,7 @@ class Upload:
             raise APIError(400, str(problem), param="system") from None
         await self.engine.ask(lambda: self.job.feed(ids))
         while self.job.waiting_tokens > AHEAD_TOKENS and not self._failed:
+            coming.check()
             self._has_room.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._has_room.wait(), POLL_S)

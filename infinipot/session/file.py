@@ -14,6 +14,8 @@ from infinipot import pot_file
 from infinipot.engine.distill import score_novelty
 from infinipot.engine.reader import Reader
 from infinipot.machine import out_of_memory
+from infinipot.pot_file.header import brief
+from infinipot.session.saved_state import check_room, check_tensors
 from infinipot.text.chat_template import Dialogue
 
 
@@ -70,14 +72,18 @@ def restore_session(
     dialogue.in_text = header["in_text"]
     dialogue.answered = header["answered"]
     reader.restore_plan(header.get("catalyst"), header.get("plan"))
-    reader.restore_waiting(tensors["tail"].tolist(), header["skipped"])
+    check_tensors(reader, tensors, header)
+    waiting = tensors["tail"].tolist()
+    reader.restore_waiting(waiting, header["skipped"])
     tensors = reader.runner.placed({name: x for name, x in tensors.items() if name != "tail"})
     catalyst = tensors.pop("catalyst", None)
     reader.pot.restore(tensors, header["pot"])
     reader.last_catalyst = catalyst
     if header["usual_is_newest"]:
         reader.last_catalyst = reader.pot.newest
-    reader.pot.check()
+    if reader.pot.length != header["entries"]:
+        raise ValueError(f"it has {reader.pot.length} entries, not {header['entries']}")
+    check_room(reader, len(waiting))
 
 
 @contextmanager
@@ -92,5 +98,5 @@ def damage_of(path: str | os.PathLike[str]) -> Iterator[None]:
         if out_of_memory(problem):
             raise
         raise pot_file.PotFileError(
-            f"{path} is damaged, or was written by another program: {problem!r}"
+            f"{path} is damaged, or was written by another program: {brief(problem)}"
         ) from problem

@@ -116,6 +116,10 @@ class AnswerJob(Job):
     def tokens_cached(self) -> int:
         return self.pot_tokens + self.cached_tokens
 
+    @property
+    def prompt_tokens(self) -> int:
+        return self.pot_tokens + len(self.prompt.ids)
+
     # ---------------------------------------------------------------- reading and answering
 
     @property
@@ -171,9 +175,10 @@ class AnswerJob(Job):
             self.end_generation()
             self._send_text(self.pieces.finish(), last=True)
             self.ended = True
-            self.send(
-                Done("stop" if token is None or self.pieces.stopped else "length", self.usage())
-            )
+            self.finish_reason = "length"
+            if token is None or self.pieces.stopped:
+                self.finish_reason = "stop"
+            self.send(Done(self.finish_reason, self.usage()))
 
     def _send_text(self, text: str, last: bool = False) -> None:
         if text or (last and self.likely):
@@ -185,11 +190,10 @@ class AnswerJob(Job):
 
     def usage(self) -> dict[str, object]:
         """Token counts as OpenAI reports them. Tokens that a pot had read before are `cached`."""
-        prompt = self.pot_tokens + len(self.prompt.ids)
         return {
-            "prompt_tokens": prompt,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": len(self.answer_ids),
-            "total_tokens": prompt + len(self.answer_ids),
+            "total_tokens": self.prompt_tokens + len(self.answer_ids),
             "prompt_tokens_details": {"cached_tokens": self.tokens_cached},
             "pot": pot_of(self.own_session),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from infinipot.engine.generation import Generation
 from infinipot.model.runner import ModelRunner
 from infinipot.server.events import Send
 from infinipot.server.pot_store import PotStore
+from infinipot.server.request_record import current_record
 from infinipot.server.stored_pot import StoredPot
 from infinipot.session import Session
 
@@ -46,6 +48,14 @@ class Job:
         """Ids to read."""
         self.question: str | list[int] | None = None
         """The catalyst."""
+        self.record = current_record()
+        """The request that it belongs to."""
+        if self.record is not None:
+            self.record.jobs.append(self)
+        self.finish_reason: str | None = None
+        """Why it ended; None before its end, and after a failure."""
+        self.submitted_s = 0.0
+        """When it came into the queue; 0 before."""
         self.admitted_s = 0.0
         """When it got its place."""
         self.last_slice_s = 0.0
@@ -66,6 +76,17 @@ class Job:
     def tokens_cached(self) -> int:
         """Tokens before the answer that its pot had read when the job began."""
         return 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens before the answer, those of the pot included."""
+        return self.tokens_cached + self.tokens_read
+
+    def queue_s(self) -> float:
+        """Seconds in the queue so far."""
+        if not self.submitted_s:
+            return 0.0
+        return (self.admitted_s or time.perf_counter()) - self.submitted_s
 
     @property
     def readable(self) -> bool:

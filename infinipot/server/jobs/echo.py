@@ -66,6 +66,7 @@ class EchoJob(AnswerJob):
         self._score_passes()
         self._send_prompt()
         self.ended = True
+        self.finish_reason = "length"
         self.send(Done("length", self.usage()))
 
     def _score_passes(self) -> None:

@@ -129,6 +129,7 @@ class FillJob(Job):
         )
         store.take_name(pot)
         self.tell_watchers("ready", always=True)
+        self.finish_reason = "filled"
         self.send(Done("filled", view(session, self.name, "ready", places=False)))
 
     def drop(self) -> None:

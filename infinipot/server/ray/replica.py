@@ -10,6 +10,7 @@ from typing import Any
 from ray import serve
 from starlette.types import Message, Scope
 
+from infinipot.server.access_log import write_access_log
 from infinipot.server.app import create_app
 from infinipot.server.service import Service
 
@@ -19,6 +20,7 @@ class Replica:
 
     def __init__(self, make: Callable[[], Service]) -> None:
         self.service = make()
+        write_access_log(self.service.settings.access_log)
         self.service.start()
         self.check_health()
         self.app = create_app(self.service)

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from infinipot.server.access_log import AccessLog
 from infinipot.server.auth import AuthMiddleware
 from infinipot.server.bodies import limited_receive, parse
 from infinipot.server.errors import APIError
@@ -127,7 +128,7 @@ class Router:
         self.replicas = replicas
         self.service = make()
         self.access = self.service.access
-        self.app = AuthMiddleware(self.forward, self.service)
+        self.app = AccessLog(AuthMiddleware(self.forward, self.service), "off")
 
     async def __call__(self, request: Request) -> Response:
         return Forward(self.app)

@@ -133,6 +133,14 @@ async def health(service: ServiceDep) -> dict[str, str]:
     return {"status": "ok", "model": service.name, "version": __version__}
 
 
+@health_router.get("/ready", responses={429: ERRORS[429], 503: ERRORS[503]})
+async def ready(service: ServiceDep) -> dict[str, str]:
+    """Whether a new request would be taken now: also refused while the server stops, or the queue
+    is full."""
+    service.engine.scheduler.check()
+    return await health(service)
+
+
 # ---------------------------------------------------------------- replies
 
 
@@ -170,6 +178,14 @@ async def reply(request: Request, answer: Reply, body: ChatRequest | CompletionR
         finally:
             disconnected.cancel()
             answers.cancel()
+            for future in either:
+                future.add_done_callback(forget)
+
+
+def forget(future: asyncio.Future[Any]) -> None:
+    """Take a result that nobody waits for; asyncio would report its exception as lost."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def disconnect(request: Request) -> None:

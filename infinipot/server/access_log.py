@@ -1,0 +1,167 @@
+"""The outermost layer of the application: request ids, one log line for each request, and an answer
+whatever happens inside."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+import re
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from infinipot.server.errors import APIError, shutting_down
+from infinipot.server.request_record import RequestRecord, id_of, working_for
+from infinipot.server.service import handler_error
+
+KINDS = ("text", "json", "off")
+HEADER = "x-request-id"
+LONGEST_PATH = 200
+"""Characters of a path in a log line."""
+LEFT = 499
+"""The status in the log if the client left before an answer, as in nginx."""
+UNPRINTABLE = re.compile(r"[^!-~]")
+
+log = logging.getLogger("infinipot.access")
+
+
+def write_access_log(kind: str) -> None:
+    """Let the lines go to stderr; kind "off": nowhere."""
+    log.propagate = False
+    log.setLevel(logging.INFO)
+    log.handlers.clear()
+    if kind == "off":
+        log.addHandler(logging.NullHandler())
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+
+
+@dataclass
+class Reply:
+    """What has been sent. status: None before the head."""
+
+    status: int | None = None
+    complete: bool = False
+    client_left: bool = False
+
+
+class AccessLog:
+    """kind: the form of the lines, from KINDS."""
+
+    def __init__(self, app: ASGIApp, kind: str) -> None:
+        self.app = app
+        self.kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started = time.monotonic()
+        record = RequestRecord(id_of(Headers(scope=scope).get(HEADER)))
+        MutableHeaders(scope=scope)[HEADER] = record.request_id  # for replicas
+        reply = Reply()
+
+        async def noted_receive() -> Message:
+            message = await receive()
+            reply.client_left |= message["type"] == "http.disconnect" and not reply.complete
+            return message
+
+        async def noted_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = record.request_id
+                reply.status = message["status"]
+            elif not message.get("more_body", False):
+                reply.complete = True
+            await send(message)
+
+        with working_for(record):
+            try:
+                await self._answer(scope, noted_receive, noted_send, reply)
+            finally:
+                if self.kind != "off":
+                    fields = line_of(scope, record, reply, time.monotonic() - started)
+                    log.info("%s", written(fields, self.kind))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
+        """Run the application. What it raises becomes an answer, or ends the one that has begun."""
+        try:
+            await self.app(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and waits for this answer
+            if reply.status is None:
+                await refuse(shutting_down(), scope, receive, send)
+        except Exception as problem:
+            error = handler_error(problem)
+            if reply.status is None:
+                await refuse(error, scope, receive, send)
+
+
+async def refuse(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:
+    await JSONResponse(error.body(), error.status)(scope, receive, send)
+
+
+# ---------------------------------------------------------------- lines
+
+
+def line_of(scope: Scope, record: RequestRecord, reply: Reply, seconds: float) -> dict[str, Any]:
+    """The fields of a line. Neither texts, keys nor queries are among them."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+    client = "-"
+    if scope.get("client"):
+        client = ":".join(map(str, scope["client"]))
+    status = reply.status
+    if status is None or (reply.client_left and status == 400):
+        status = LEFT
+    return {
+        "time": now.isoformat(timespec="milliseconds"),
+        "request_id": record.request_id,
+        "client": client,
+        "method": scope["method"],
+        "path": UNPRINTABLE.sub("?", path.decode("ascii", "replace"))[:LONGEST_PATH],
+        "status": status,
+        "seconds": round(seconds, 3),
+        **work_of(record, reply),
+    }
+
+
+def work_of(record: RequestRecord, reply: Reply) -> dict[str, Any]:
+    """What the request's jobs did. Times and counts are None for a request without jobs."""
+    jobs = record.jobs
+    finish = None
+    if jobs:
+        finish = jobs[-1].finish_reason
+    if finish is None and reply.client_left:
+        finish = "left"
+    if not jobs:
+        return {
+            "queue_seconds": None,
+            "prompt_tokens": None,
+            "cached_tokens": None,
+            "answer_tokens": None,
+            "finish": finish,
+        }
+    return {
+        "queue_seconds": round(max(job.queue_s() for job in jobs), 3),
+        "prompt_tokens": sum(job.prompt_tokens for job in jobs),
+        "cached_tokens": sum(job.tokens_cached for job in jobs),
+        "answer_tokens": sum(job.tokens_generated for job in jobs),
+        "finish": finish,
+    }
+
+
+def written(fields: dict[str, Any], kind: str) -> str:
+    if kind == "json":
+        return json.dumps(fields)
+    known = {name: value for name, value in fields.items() if value is not None}
+    return " ".join(
+        str(known[name]) if name == "time" else f"{name}={known[name]}" for name in known
+    )
