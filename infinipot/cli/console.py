@@ -38,6 +38,13 @@ def say(line: str) -> None:
     print(f"infinipot: {line}", file=sys.stderr, flush=True)
 
 
+def show_warning(message: Warning | str, *where: object) -> None:
+    """Print what `warnings` would print, as one line without the place in the code."""
+    if terminal():
+        print(CLEAR, end="", file=sys.stderr, flush=True)
+    say(str(message))
+
+
 def put(text: str) -> None:
     """Print a piece of the answer to stdout, at once."""
     try:
