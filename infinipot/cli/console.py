@@ -49,6 +49,13 @@ def check_utf8(what: str, text: str | None) -> None:
         raise BadUse(f"{what} is not UTF-8 at byte {place:,}{byte}; convert it first") from None
 
 
+def show_warning(message: Warning | str, *where: object) -> None:
+    """Print what `warnings` would print, as one line without the place in the code."""
+    if terminal():
+        print(CLEAR, end="", file=sys.stderr, flush=True)
+    say(str(message))
+
+
 def put(text: str) -> None:
     """Print a piece of the answer to stdout, at once."""
     try:

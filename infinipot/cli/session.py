@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from infinipot.checks import ModelWarning
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import (
-    CLEAR,
     BadUse,
     Failure,
     Stopped,
@@ -22,7 +21,7 @@ from infinipot.cli.console import (
     doing,
     interrupts,
     say,
-    terminal,
+    show_warning,
 )
 from infinipot.cli.policy_names import parse_policy
 from infinipot.cli.progress import ReadingProgress, distillations
@@ -125,13 +124,6 @@ def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
             f"{values.get(name)!r}: leave it out, or read the text into a new pot"
         )
     return saved.replace(chunk_tokens=options["chunk_tokens"] or saved.chunk_tokens)
-
-
-def show_warning(message: Warning | str, *where: object) -> None:
-    """Print what `warnings` would print, as one line without the place in the code."""
-    if terminal():
-        print(CLEAR, end="", file=sys.stderr, flush=True)
-    say(str(message))
 
 
 def silence(quiet: bool) -> None:
