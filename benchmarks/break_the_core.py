@@ -1,0 +1,576 @@
+"""Breaks the core in thousands of small ways, one at a time, and runs the tests that go through the
+broken line: how many breakages do the tests notice?
+
+    PYTHONPATH=. OMP_NUM_THREADS=1 nice python benchmarks/break_the_core.py -o broken.jsonl
+    ... --sample 300 --seed 1          a random part
+    ... --module cache/pot             files whose path contains this
+    ... --resume                       only what -o does not have yet
+    ... --again                        only what -o has as not noticed
+
+One process imports all and collects the tests. It forks a child for a first run of every test, which
+notes the lines that each goes through, and then a child for every breakage. The child replaces the
+code of one function and runs tests until one fails, so a breakage costs as long as its tests.
+
+A line of the output is one breakage: its place, what became what, and the test that noticed it,
+`hung`, `survived` (tests ran the line, and none failed) or `unreached` (no test runs the line, as
+for what only a GPU runs). `benchmarks/harmless_breakages.txt` lists breakages that cannot change
+results, with the reason; they are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import gc
+import json
+import os
+import pickle
+import random
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+import types
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "infinipot"
+CORE = ("cache/*.py", "scoring/*.py", "policies/*.py", "session/*.py", "engine/*.py")
+APART = {"cuda_graphs.py", "graph_chunk.py", "graph_step.py"}
+"""Only a GPU runs most of these."""
+TESTS = (
+    *("cache", "scoring", "policies", "engine", "text", "model"),
+    *("test_session.py", "test_files.py", "test_faults.py"),
+    *("test_known_faults.py", "test_generation.py"),
+)
+HARMLESS = ROOT / "benchmarks" / "harmless_breakages.txt"
+LONGEST_TEST_S = 8.0
+"""Tests that take longer are left out."""
+MOST_S = 20.0
+"""How long the tests of one breakage may take, by the time they take on unbroken code."""
+MOST_MEMORY = 12 << 30
+
+SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult,),
+    ast.Mod: (ast.FloorDiv,),
+    ast.BitOr: (ast.BitAnd,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.And: (ast.Or,),
+    ast.Or: (ast.And,),
+}
+NAMES = {"max": "min", "min": "max", "any": "all", "all": "any", "amax": "amin", "sorted": "list"}
+UNCHANGED = {"clone", "float", "double", "copy", "contiguous", "round", "snapshot", "long", "int"}
+"""Methods whose receiver can take the place of the result."""
+
+Change = Callable[[ast.AST], ast.AST]
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """path: below the package. function: the outermost one, by its qualified name. way: from the
+    module's syntax tree to the node, as (field, index). number: of the node's possible changes."""
+
+    path: str
+    function: str
+    line: int
+    lines: tuple[int, int]
+    way: tuple[tuple[str, int | None], ...]
+    number: int
+    kind: str
+    before: str
+    after: str
+    nth: int = 0
+
+    @property
+    def key(self) -> str:
+        """The same when other lines change."""
+        return f"{self.path} {self.function}: {self.before} -> {self.after} [{self.nth}]"
+
+
+def changed(node: ast.AST, **fields: Any) -> ast.AST:
+    """A copy of a node with other fields."""
+    twin = copy.copy(node)
+    for name, value in fields.items():
+        setattr(twin, name, value)
+    return twin
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """All small changes of a node itself, each with its kind."""
+    if isinstance(node, ast.Compare):
+        for place, operator in enumerate(node.ops):
+            for other in SWAPS[type(operator)]:
+                ops = [*node.ops[:place], other(), *node.ops[place + 1 :]]
+                yield "comparison", changed(node, ops=ops)
+    elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)):
+        for other in SWAPS.get(type(node.op), ()):
+            yield "operator", changed(node, op=other())
+    elif isinstance(node, ast.UnaryOp):
+        yield "operator", node.operand
+    elif isinstance(node, ast.Constant):
+        yield from changed_constants(node)
+    elif isinstance(node, (ast.If, ast.IfExp)):
+        yield "condition", changed(node, test=ast.UnaryOp(ast.Not(), node.test))
+    elif isinstance(node, ast.Slice):
+        for name in ("lower", "upper", "step"):
+            if getattr(node, name) is not None:
+                yield "slice", changed(node, **{name: None})
+    elif isinstance(node, ast.Call):
+        yield from changed_calls(node)
+    elif isinstance(node, ast.Return) and node.value is not None:
+        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            yield "return", changed(node, value=ast.Constant(None))
+    if is_deed(node):
+        never = ast.parse("__name__ == ''", mode="eval").body
+        yield "statement", ast.If(never, [node], [])
+    if isinstance(node, (ast.Break, ast.Continue)):
+        yield "statement", ast.Pass()
+
+
+def is_deed(node: ast.AST) -> bool:
+    """Whether a statement can be left out: a call, or a change of an attribute, an element or a
+    number."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Call)
+    if isinstance(node, ast.AugAssign):
+        return True
+    if isinstance(node, ast.Assign):
+        targets = [
+            one
+            for target in node.targets
+            for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+        ]
+        return any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets)
+    return False
+
+
+def changed_constants(node: ast.Constant) -> Iterator[tuple[str, ast.AST]]:
+    value = node.value
+    if isinstance(value, bool):
+        yield "constant", changed(node, value=not value)
+    elif isinstance(value, int):
+        yield "constant", changed(node, value=value + 1)
+        yield "constant", changed(node, value=value - 1)
+    elif isinstance(value, float):
+        yield "constant", changed(node, value=2 * value + 1)
+    elif isinstance(value, str) and value:
+        yield "text", changed(node, value=value + "_")
+
+
+def changed_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
+    function = node.func
+    name = getattr(function, "id", getattr(function, "attr", ""))
+    if name in NAMES:
+        field = "id" if isinstance(function, ast.Name) else "attr"
+        yield "name", changed(node, func=changed(function, **{field: NAMES[name]}))
+    if isinstance(function, ast.Attribute) and name in UNCHANGED and not node.args:
+        yield "call", function.value
+    for place, keyword in enumerate(node.keywords):
+        if keyword.arg is not None:
+            keywords = node.keywords[:place] + node.keywords[place + 1 :]
+            yield "argument", changed(node, keywords=keywords)
+
+
+def children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
+    """Children that decide what happens: no annotations, decorators, docstrings, messages of
+    errors."""
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "exc", "cause", "msg", "ctx"):
+            continue
+        if isinstance(value, list):
+            for index, child in enumerate(value):
+                if isinstance(child, ast.AST) and not is_docstring(child):
+                    yield field, index, child
+        elif isinstance(value, ast.AST) and not isinstance(value, (ast.JoinedStr,)):
+            yield field, None, value
+
+
+def is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def is_warning(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "warnings.warn"
+
+
+def lines_of(node: ast.AST) -> tuple[int, int]:
+    """First and last line of a statement, or of the head of one that holds others."""
+    first = node.lineno  # type: ignore[attr-defined]
+    last = node.end_lineno  # type: ignore[attr-defined]
+    for _, _, child in children(node):
+        if isinstance(child, ast.stmt):
+            last = min(last, max(first, child.lineno - 1))
+    return first, last
+
+
+def breakages(path: Path) -> list[Breakage]:
+    """All breakages inside the functions of a file."""
+    found: list[Breakage] = []
+    seen: Counter[str] = Counter()
+    name = path.relative_to(PACKAGE).as_posix()
+
+    def walk(node: ast.AST, way: tuple, function: str, owner: str, lines: tuple[int, int]) -> None:
+        if is_warning(node):
+            return
+        if isinstance(node, ast.stmt):
+            lines = lines_of(node)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            inner = f"{owner}.{node.name}".lstrip(".")
+            if isinstance(node, ast.FunctionDef) and not function:
+                function = inner
+            owner = inner
+        elif function:
+            for number, (kind, after) in enumerate(changes(node)):
+                before = text_of(node)
+                left = f"{name} {function}: {before} -> {text_of(after)}"
+                place = (node, after) and getattr(node, "lineno", lines[0])
+                found.append(
+                    Breakage(
+                        name, function, place, lines, way, number, kind, before, text_of(after), seen[left]
+                    )
+                )
+                seen[left] += 1
+        for field, index, child in children(node):
+            walk(child, (*way, (field, index)), function, owner, lines)
+
+    walk(ast.parse(path.read_text()), (), "", "", (1, 1))
+    return found
+
+
+def text_of(node: ast.AST) -> str:
+    """The code of a node in one line, shortened."""
+    text = " ".join(ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).split())
+    return text if len(text) <= 90 else text[:87] + "..."
+
+
+def broken_code(breakage: Breakage) -> types.CodeType:
+    """The code of the outermost function with the breakage in it."""
+    path = PACKAGE / breakage.path
+    tree = ast.parse(path.read_text())
+    *before, (field, index) = breakage.way
+    parent: Any = tree
+    for name, place in before:
+        parent = getattr(parent, name)
+        if place is not None:
+            parent = parent[place]
+    node = getattr(parent, field) if index is None else getattr(parent, field)[index]
+    _, after = list(changes(node))[breakage.number]
+    ast.copy_location(after, node)
+    if index is None:
+        setattr(parent, field, after)
+    else:
+        getattr(parent, field)[index] = after
+    code = compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
+    return next(c for c in codes(code) if c.co_qualname == breakage.function)
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from codes(constant)
+
+
+def functions() -> dict[tuple[str, str], list[types.FunctionType]]:
+    """All functions of the package in memory, by file and qualified name."""
+    found: dict[tuple[str, str], list[types.FunctionType]] = defaultdict(list)
+    for thing in gc.get_objects():
+        if type(thing) is types.FunctionType and thing.__code__.co_filename.startswith(str(PACKAGE)):
+            found[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
+    return found
+
+
+def fork(work: Callable[[Callable[[bytes], Any]], None], limit_s: float) -> bytes | None:
+    """Run `work` in a child, which gets a function that sends bytes. None if it takes too long."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.close(receive)
+        try:
+            work(lambda data: os.write(send, data))
+        finally:
+            os._exit(0)
+    os.close(send)
+    data = b""
+    end = time.monotonic() + limit_s
+    done = False
+    while not done and (left := end - time.monotonic()) > 0:
+        if select.select([receive], [], [], left)[0]:
+            part = os.read(receive, 1 << 20)
+            data += part
+            done = not part
+    os.close(receive)
+    if not done:
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return data if done else None
+
+
+def failed(item: pytest.Item) -> bool:
+    from _pytest.runner import runtestprotocol
+
+    return any(report.failed for report in runtestprotocol(item, nextitem=None, log=False))
+
+
+class Lines:
+    """The lines of the core that run, while a test runs."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.names = {str(path): path.relative_to(PACKAGE).as_posix() for path in paths}
+        self.seen: set[tuple[str, int]] = set()
+
+    def enter(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename in self.names:
+            return self.line
+        return None
+
+    def line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        self.seen.add((self.names[frame.f_code.co_filename], frame.f_lineno))
+        return self.line
+
+    def of(self, item: pytest.Item) -> tuple[set[tuple[str, int]], bool]:
+        self.seen = set()
+        threading.settrace(self.enter)
+        sys.settrace(self.enter)
+        try:
+            wrong = failed(item)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)  # type: ignore[arg-type]
+        return self.seen, wrong
+
+
+@dataclass
+class Known:
+    """What the tests do on unbroken code. seconds: by test. lines: (file, line) -> tests."""
+
+    seconds: dict[str, float]
+    lines: dict[tuple[str, int], list[str]]
+
+    def tests(self, breakage: Breakage) -> list[str]:
+        """The tests that go through the lines: the quickest of each test function first."""
+        first, last = breakage.lines
+        names = {
+            test
+            for line in range(first, last + 1)
+            for test in self.lines.get((breakage.path, line), ())
+        }
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(names, key=lambda name: self.seconds[name]):
+            groups[name.split("[")[0]].append(name)
+        ranked = [(rank, self.seconds[name], name) for group in groups.values() for rank, name in enumerate(group)]
+        chosen: list[str] = []
+        total = 0.0
+        for _, seconds, name in sorted(ranked):
+            if total + seconds <= MOST_S:
+                chosen.append(name)
+                total += seconds
+        return chosen
+
+
+def observe(items: dict[str, pytest.Item], paths: list[Path], send: Callable[[bytes], Any]) -> None:
+    """Run all tests, and send a pickled `Known`."""
+    tracer = Lines(paths)
+    seconds: dict[str, float] = {}
+    lines: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for number, (name, item) in enumerate(items.items()):
+        started = time.perf_counter()
+        seen, wrong = tracer.of(item)
+        took = time.perf_counter() - started
+        if number % 200 == 0:
+            print(f"{number} of {len(items)} tests observed", file=sys.__stderr__, flush=True)
+        if wrong:
+            print(f"fails on unbroken code, left out: {name}", file=sys.__stderr__, flush=True)
+        elif took <= LONGEST_TEST_S:
+            seconds[name] = took
+            for place in seen:
+                lines[place].append(name)
+    data = pickle.dumps(Known(seconds, dict(lines)))
+    for start in range(0, len(data), 1 << 16):
+        send(data[start : start + (1 << 16)])
+
+
+class Plugin:
+    """Runs breakages in place of the tests that pytest has collected."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {
+            item.nodeid: item
+            for item in session.items
+            if not {"slow", "gpu"} & set(item.keywords)
+            and not any(name.startswith(("smollm2", "qwen")) for name in getattr(item, "fixturenames", ()))
+        }
+        capture = session.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():
+            self.run(items)
+        return True
+
+    def run(self, items: dict[str, pytest.Item]) -> None:
+        paths = [path for path in core() if self.options.module in path.as_posix()]
+        known = self.known(items)
+        gc.collect()
+        gc.freeze()
+        table = functions()
+        wanted = chosen(paths, self.options)
+        with self.options.output.open("a") as file:
+            for number, breakage in enumerate(wanted):
+                noticed, seconds = result_of(breakage, table, items, known)
+                line = {
+                    "key": breakage.key,
+                    "line": breakage.line,
+                    "kind": breakage.kind,
+                    "noticed": noticed,
+                    "seconds": round(seconds, 2),
+                }
+                print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
+                if number % 50 == 49:
+                    print(f"{number + 1} of {len(wanted)} breakages", file=sys.stderr, flush=True)
+
+    def known(self, items: dict[str, pytest.Item]) -> Known:
+        stored = self.options.output.with_suffix(".lines")
+        if stored.exists() and not self.options.observe:
+            return pickle.loads(stored.read_bytes())
+        data = fork(lambda send: observe(items, core(), send), 3600)
+        assert data, "the tests on unbroken code did not end"
+        stored.write_bytes(data)
+        return pickle.loads(data)
+
+
+def result_of(
+    breakage: Breakage,
+    table: dict[tuple[str, str], list[types.FunctionType]],
+    items: dict[str, pytest.Item],
+    known: Known,
+) -> tuple[str, float]:
+    """Which test notices a breakage, and after how many seconds."""
+    started = time.perf_counter()
+    owners = table.get((str(PACKAGE / breakage.path), breakage.function), [])
+    names = [name for name in known.tests(breakage) if name in items]
+    if not owners or not names:
+        return "unreached", 0.0
+    code = broken_code(breakage)
+
+    def work(send: Callable[[bytes], Any]) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        for owner in owners:
+            owner.__code__ = code
+        for name in names:
+            if failed(items[name]):
+                send(name.encode())
+                return
+        send(b"survived")
+
+    allowed = 20 + 4 * sum(known.seconds[name] for name in names)
+    data = fork(work, allowed)
+    noticed = "hung" if data is None else data.decode() or "crashed"
+    return noticed, time.perf_counter() - started
+
+
+def core() -> list[Path]:
+    paths = [path for pattern in CORE for path in sorted(PACKAGE.glob(pattern))]
+    return [path for path in paths if path.name not in APART] + [PACKAGE / "text" / "tokens.py"]
+
+
+def harmless() -> dict[str, str]:
+    """Breakages that cannot change results, and why. A line is `key # reason`."""
+    lines = HARMLESS.read_text().splitlines() if HARMLESS.exists() else []
+    return dict(line.rsplit(" # ", 1) for line in lines if " # " in line)  # type: ignore[misc]
+
+
+def results(output: Path) -> dict[str, dict[str, Any]]:
+    """The last result of each breakage."""
+    if not output.exists():
+        return {}
+    return {line["key"]: line for line in map(json.loads, output.read_text().splitlines())}
+
+
+def chosen(paths: list[Path], options: argparse.Namespace) -> list[Breakage]:
+    every = [breakage for path in paths for breakage in breakages(path)]
+    left_out = harmless()
+    every = [breakage for breakage in every if breakage.key not in left_out]
+    before = results(options.output)
+    if options.again:
+        return [one for one in every if before.get(one.key, {}).get("noticed") in ("survived", "unreached")]
+    if options.sample:
+        every = random.Random(options.seed).sample(every, min(options.sample, len(every)))
+    if options.resume:
+        every = [one for one in every if one.key not in before]
+    return every
+
+
+def summary(output: Path) -> str:
+    """Counts by file, and the rate."""
+    left_out = harmless()
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for key, line in results(output).items():
+        if key not in left_out:
+            noticed = line["noticed"]
+            kind = noticed if noticed in ("survived", "unreached", "hung") else "noticed"
+            for name in (key.split()[0], "all"):
+                counts[name][kind] += 1
+    rows = []
+    for name, count in sorted(counts.items(), key=lambda pair: (pair[0] == "all", pair[0])):
+        seen = count["noticed"] + count["hung"]
+        reached = seen + count["survived"]
+        rows.append(
+            f"{name:32} {seen:5} of {reached:5} noticed ({100 * seen / max(1, reached):5.1f} %), "
+            f"{count['hung']} of them by hanging; {count['unreached']} never run"
+        )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-o", "--output", type=Path, default=Path("broken.jsonl"))
+    parser.add_argument("--sample", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--module", default="")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--observe", action="store_true", help="note the tests' lines anew")
+    parser.add_argument("--summary", action="store_true", help="only print the summary of -o")
+    parser.add_argument("--list", action="store_true", help="only print the breakages")
+    options = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if options.list:
+        print(*(one.key for one in chosen(core(), options)), sep="\n")
+    elif not options.summary:
+        arguments = [str(ROOT / "tests" / name) for name in TESTS]
+        quiet = ["-q", "-p", "no:cacheprovider", "--no-header", "--no-summary"]
+        pytest.main([*arguments, *quiet, f"--rootdir={ROOT}"], plugins=[Plugin(options)])
+    if not options.list:
+        print(summary(options.output))
+
+
+if __name__ == "__main__":
+    main()
