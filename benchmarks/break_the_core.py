@@ -31,7 +31,6 @@ import resource
 import select
 import signal
 import sys
-import threading
 import time
 import types
 from collections import Counter, defaultdict
@@ -53,9 +52,11 @@ TESTS = (
     *("test_known_faults.py", "test_generation.py"),
 )
 HARMLESS = ROOT / "benchmarks" / "harmless_breakages.txt"
-LONGEST_TEST_S = 8.0
-"""Tests that take longer are left out."""
-MOST_S = 20.0
+LONGEST_TEST_S = 6.0
+"""Tests that take longer, in seconds of one core, are left out."""
+MOST_CASES = 4
+"""How many cases of a test function are used, evenly spread."""
+MOST_S = 8.0
 """How long the tests of one breakage may take, by the time they take on unbroken code."""
 MOST_MEMORY = 12 << 30
 
@@ -120,34 +121,46 @@ def changed(node: ast.AST, **fields: Any) -> ast.AST:
 
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """All small changes of a node itself, each with its kind."""
-    if isinstance(node, ast.Compare):
-        for place, operator in enumerate(node.ops):
-            for other in SWAPS[type(operator)]:
-                ops = [*node.ops[:place], other(), *node.ops[place + 1 :]]
-                yield "comparison", changed(node, ops=ops)
-    elif isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)):
-        for other in SWAPS.get(type(node.op), ()):
-            yield "operator", changed(node, op=other())
-    elif isinstance(node, ast.UnaryOp):
-        yield "operator", node.operand
-    elif isinstance(node, ast.Constant):
-        yield from changed_constants(node)
-    elif isinstance(node, (ast.If, ast.IfExp)):
-        yield "condition", changed(node, test=ast.UnaryOp(ast.Not(), node.test))
-    elif isinstance(node, ast.Slice):
-        for name in ("lower", "upper", "step"):
-            if getattr(node, name) is not None:
-                yield "slice", changed(node, **{name: None})
-    elif isinstance(node, ast.Call):
-        yield from changed_calls(node)
-    elif isinstance(node, ast.Return) and node.value is not None:
-        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
-            yield "return", changed(node, value=ast.Constant(None))
+    for types_of_nodes, change in CHANGES:
+        if isinstance(node, types_of_nodes):
+            yield from change(node)
     if is_deed(node):
         never = ast.parse("__name__ == ''", mode="eval").body
         yield "statement", ast.If(never, [node], [])
     if isinstance(node, (ast.Break, ast.Continue)):
         yield "statement", ast.Pass()
+
+
+def changed_comparisons(node: ast.Compare) -> Iterator[tuple[str, ast.AST]]:
+    for place, operator in enumerate(node.ops):
+        for other in SWAPS[type(operator)]:
+            ops = [*node.ops[:place], other(), *node.ops[place + 1 :]]
+            yield "comparison", changed(node, ops=ops)
+
+
+def changed_operators(node: Any) -> Iterator[tuple[str, ast.AST]]:
+    for other in SWAPS.get(type(node.op), ()):
+        yield "operator", changed(node, op=other())
+
+
+def changed_signs(node: ast.UnaryOp) -> Iterator[tuple[str, ast.AST]]:
+    yield "operator", node.operand
+
+
+def changed_conditions(node: Any) -> Iterator[tuple[str, ast.AST]]:
+    yield "condition", changed(node, test=ast.UnaryOp(ast.Not(), node.test))
+
+
+def changed_slices(node: ast.Slice) -> Iterator[tuple[str, ast.AST]]:
+    for name in ("lower", "upper", "step"):
+        if getattr(node, name) is not None:
+            yield "slice", changed(node, **{name: None})
+
+
+def changed_returns(node: ast.Return) -> Iterator[tuple[str, ast.AST]]:
+    nothing = isinstance(node.value, ast.Constant) and node.value.value is None
+    if node.value is not None and not nothing:
+        yield "return", changed(node, value=ast.Constant(None))
 
 
 def is_deed(node: ast.AST) -> bool:
@@ -192,6 +205,18 @@ def changed_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
         if keyword.arg is not None:
             keywords = node.keywords[:place] + node.keywords[place + 1 :]
             yield "argument", changed(node, keywords=keywords)
+
+
+CHANGES: tuple[tuple[Any, Callable[[Any], Iterator[tuple[str, ast.AST]]]], ...] = (
+    (ast.Compare, changed_comparisons),
+    ((ast.BinOp, ast.BoolOp, ast.AugAssign), changed_operators),
+    (ast.UnaryOp, changed_signs),
+    (ast.Constant, changed_constants),
+    ((ast.If, ast.IfExp), changed_conditions),
+    (ast.Slice, changed_slices),
+    (ast.Call, changed_calls),
+    (ast.Return, changed_returns),
+)
 
 
 def children(node: ast.AST) -> Iterator[tuple[str, int | None, ast.AST]]:
@@ -249,7 +274,16 @@ def breakages(path: Path) -> list[Breakage]:
                 place = (node, after) and getattr(node, "lineno", lines[0])
                 found.append(
                     Breakage(
-                        name, function, place, lines, way, number, kind, before, text_of(after), seen[left]
+                        name,
+                        function,
+                        place,
+                        lines,
+                        way,
+                        number,
+                        kind,
+                        before,
+                        text_of(after),
+                        seen[left],
                     )
                 )
                 seen[left] += 1
@@ -284,7 +318,8 @@ def broken_code(breakage: Breakage) -> types.CodeType:
     else:
         getattr(parent, field)[index] = after
     code = compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
-    return next(c for c in codes(code) if c.co_qualname == breakage.function)
+    same = [c for c in codes(code) if c.co_qualname == breakage.function]
+    return [c for c in same if c.co_firstlineno <= breakage.line][-1]
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -294,12 +329,18 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes(constant)
 
 
-def functions() -> dict[tuple[str, str], list[types.FunctionType]]:
-    """All functions of the package in memory, by file and qualified name."""
-    found: dict[tuple[str, str], list[types.FunctionType]] = defaultdict(list)
+def place_of(code: types.CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def functions() -> dict[tuple[str, str, int], list[types.FunctionType]]:
+    """All functions of the package in memory, by file, qualified name and first line."""
+    found: dict[tuple[str, str, int], list[types.FunctionType]] = defaultdict(list)
     for thing in gc.get_objects():
-        if type(thing) is types.FunctionType and thing.__code__.co_filename.startswith(str(PACKAGE)):
-            found[thing.__code__.co_filename, thing.__code__.co_qualname].append(thing)
+        if type(thing) is types.FunctionType and thing.__code__.co_filename.startswith(
+            str(PACKAGE)
+        ):
+            found[place_of(thing.__code__)].append(thing)
     return found
 
 
@@ -330,38 +371,65 @@ def fork(work: Callable[[Callable[[bytes], Any]], None], limit_s: float) -> byte
     return data if done else None
 
 
-def failed(item: pytest.Item) -> bool:
+def failure(item: pytest.Item) -> str:
+    """Run a test. Returns the last line about its failure; empty for none."""
     from _pytest.runner import runtestprotocol
 
-    return any(report.failed for report in runtestprotocol(item, nextitem=None, log=False))
+    reports = runtestprotocol(item, nextitem=None, log=False)
+    texts = [report.longreprtext or "failed" for report in reports if report.failed]
+    return "".join(text.splitlines()[-1] for text in texts[:1])
 
 
-class Lines:
-    """The lines of the core that run, while a test runs."""
+class TooLong(Exception):
+    """A test that is left out."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self.names = {str(path): path.relative_to(PACKAGE).as_posix() for path in paths}
-        self.seen: set[tuple[str, int]] = set()
 
-    def enter(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename in self.names:
-            return self.line
-        return None
+def give_up(*_: Any) -> None:
+    raise TooLong
 
-    def line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        self.seen.add((self.names[frame.f_code.co_filename], frame.f_lineno))
-        return self.line
 
-    def of(self, item: pytest.Item) -> tuple[set[tuple[str, int]], bool]:
-        self.seen = set()
-        threading.settrace(self.enter)
-        sys.settrace(self.enter)
-        try:
-            wrong = failed(item)
-        finally:
-            sys.settrace(None)
-            threading.settrace(None)  # type: ignore[arg-type]
-        return self.seen, wrong
+class Marker(ast.NodeTransformer):
+    """Puts a note of its line before every statement of functions."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inside = False
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        before = self.inside
+        self.inside = True
+        self.generic_visit(node)
+        self.inside = before
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if self.inside and isinstance(statements, list):
+                marked = [x for old in statements for x in (self.mark(old), old)]
+                setattr(node, field, marked)
+        return node
+
+    def mark(self, statement: ast.stmt) -> ast.stmt:
+        note = ast.parse(f"note_line(({self.name!r}, {statement.lineno}))").body[0]
+        for node in ast.walk(note):
+            ast.copy_location(node, statement)
+        return note
+
+
+def note_lines(paths: list[Path]) -> set[tuple[str, int]]:
+    """Make the core note the lines that run. Returns the set, which grows from now on."""
+    seen: set[tuple[str, int]] = set()
+    table = functions()
+    for path in paths:
+        tree = Marker(path.relative_to(PACKAGE).as_posix()).visit(ast.parse(path.read_text()))
+        code = compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
+        for inner in codes(code):
+            for owner in table.get(place_of(inner), []):
+                owner.__globals__["note_line"] = seen.add
+                owner.__code__ = inner
+    return seen
 
 
 @dataclass
@@ -382,7 +450,11 @@ class Known:
         groups: dict[str, list[str]] = defaultdict(list)
         for name in sorted(names, key=lambda name: self.seconds[name]):
             groups[name.split("[")[0]].append(name)
-        ranked = [(rank, self.seconds[name], name) for group in groups.values() for rank, name in enumerate(group)]
+        ranked = [
+            (rank, self.seconds[name], name)
+            for group in groups.values()
+            for rank, name in enumerate(group)
+        ]
         chosen: list[str] = []
         total = 0.0
         for _, seconds, name in sorted(ranked):
@@ -394,21 +466,25 @@ class Known:
 
 def observe(items: dict[str, pytest.Item], paths: list[Path], send: Callable[[bytes], Any]) -> None:
     """Run all tests, and send a pickled `Known`."""
-    tracer = Lines(paths)
+    signal.signal(signal.SIGPROF, give_up)
+    seen = note_lines(paths)
     seconds: dict[str, float] = {}
     lines: dict[tuple[str, int], list[str]] = defaultdict(list)
     for number, (name, item) in enumerate(items.items()):
-        started = time.perf_counter()
-        seen, wrong = tracer.of(item)
-        took = time.perf_counter() - started
-        if number % 200 == 0:
+        seen.clear()
+        signal.setitimer(signal.ITIMER_PROF, LONGEST_TEST_S)
+        started = time.process_time()
+        wrong = failure(item)
+        took = time.process_time() - started
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        if number % 100 == 0:
             print(f"{number} of {len(items)} tests observed", file=sys.__stderr__, flush=True)
         if wrong:
-            print(f"fails on unbroken code, left out: {name}", file=sys.__stderr__, flush=True)
-        elif took <= LONGEST_TEST_S:
-            seconds[name] = took
-            for place in seen:
-                lines[place].append(name)
+            print(f"left out: {name}: {wrong}", file=sys.__stderr__, flush=True)
+            continue
+        seconds[name] = took
+        for place in seen:
+            lines[place].append(name)
     data = pickle.dumps(Known(seconds, dict(lines)))
     for start in range(0, len(data), 1 << 16):
         send(data[start : start + (1 << 16)])
@@ -425,8 +501,20 @@ class Plugin:
             item.nodeid: item
             for item in session.items
             if not {"slow", "gpu"} & set(item.keywords)
-            and not any(name.startswith(("smollm2", "qwen")) for name in getattr(item, "fixturenames", ()))
+            and not any(
+                name.startswith(("smollm2", "qwen")) for name in getattr(item, "fixturenames", ())
+            )
         }
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in items:
+            groups[name.split("[")[0]].append(name)
+        some = {
+            names[place * len(names) // count]
+            for names in groups.values()
+            for count in [min(MOST_CASES, len(names))]
+            for place in range(count)
+        }
+        items = {name: item for name, item in items.items() if name in some}
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
             self.run(items)
@@ -465,17 +553,17 @@ class Plugin:
 
 def result_of(
     breakage: Breakage,
-    table: dict[tuple[str, str], list[types.FunctionType]],
+    table: dict[tuple[str, str, int], list[types.FunctionType]],
     items: dict[str, pytest.Item],
     known: Known,
 ) -> tuple[str, float]:
     """Which test notices a breakage, and after how many seconds."""
     started = time.perf_counter()
-    owners = table.get((str(PACKAGE / breakage.path), breakage.function), [])
+    code = broken_code(breakage)
+    owners = table.get(place_of(code), [])
     names = [name for name in known.tests(breakage) if name in items]
     if not owners or not names:
         return "unreached", 0.0
-    code = broken_code(breakage)
 
     def work(send: Callable[[bytes], Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
@@ -485,7 +573,7 @@ def result_of(
         for owner in owners:
             owner.__code__ = code
         for name in names:
-            if failed(items[name]):
+            if failure(items[name]):
                 send(name.encode())
                 return
         send(b"survived")
@@ -520,7 +608,11 @@ def chosen(paths: list[Path], options: argparse.Namespace) -> list[Breakage]:
     every = [breakage for breakage in every if breakage.key not in left_out]
     before = results(options.output)
     if options.again:
-        return [one for one in every if before.get(one.key, {}).get("noticed") in ("survived", "unreached")]
+        return [
+            one
+            for one in every
+            if before.get(one.key, {}).get("noticed") in ("survived", "unreached")
+        ]
     if options.sample:
         every = random.Random(options.seed).sample(every, min(options.sample, len(every)))
     if options.resume:

@@ -128,7 +128,14 @@ def test_groups_are_neighbours() -> None:
 
 def test_how_many_entries_cover_a_share() -> None:
     mass = torch.tensor([[[1.0, 4.0, 3.0, 2.0], [0.0, 10.0, 0.0, 0.0]]])
-    assert [covering(mass, share) for share in (0.3, 0.4, 0.5, 0.7, 0.75, 0.95)] == [1, 1, 2, 2, 3, 4]
+    assert [covering(mass, share) for share in (0.3, 0.4, 0.5, 0.7, 0.75, 0.95)] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        4,
+    ]
     assert covering(mass[:, 1:], 0.99) == 1
 
 
@@ -172,7 +179,10 @@ def test_choice_by_one_measure() -> None:
 def test_attention_by_hand() -> None:
     """Two tokens behind three entries: causal, scaled, capped, with sinks, and with hidden entries."""
     random = torch.Generator().manual_seed(3)
-    queries, keys = torch.randn(1, 4, 2, 8, generator=random), torch.randn(1, 2, 5, 8, generator=random)
+    queries, keys = (
+        torch.randn(1, 4, 2, 8, generator=random),
+        torch.randn(1, 2, 5, 8, generator=random),
+    )
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
     for scoring in (
         cap.Scoring(0.3),
@@ -197,14 +207,21 @@ def test_attention_by_hand() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 3, 64])
 def test_attention_received_does_not_depend_on_the_rows_at_a_time(rows: int) -> None:
     random = torch.Generator().manual_seed(4)
-    queries, keys = torch.randn(1, 4, 5, 8, generator=random), torch.randn(1, 2, 9, 8, generator=random)
+    queries, keys = (
+        torch.randn(1, 4, 5, 8, generator=random),
+        torch.randn(1, 2, 9, 8, generator=random),
+    )
     expected = cap.causal_softmax(queries, keys, cap.Scoring(0.4)).sum(dim=2)
     torch.testing.assert_close(cap.received(queries, keys, cap.Scoring(0.4), rows), expected)
 
 
 def test_a_contrast_is_as_long_as_the_catalyst() -> None:
     catalyst = torch.tensor([[1, 2, 3, 4, 5]])
-    for contrast, row in (([7], [7] * 5), ([7, 8], [8, 7, 8, 7, 8]), ([6, 7, 8, 9, 10, 11], [7, 8, 9, 10, 11])):
+    for contrast, row in (
+        ([7], [7] * 5),
+        ([7, 8], [8, 7, 8, 7, 8]),
+        ([6, 7, 8, 9, 10, 11], [7, 8, 9, 10, 11]),
+    ):
         assert cap.contrasted(catalyst, torch.tensor([contrast])).tolist() == [[1, 2, 3, 4, 5], row]
 
 
