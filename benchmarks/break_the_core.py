@@ -22,7 +22,9 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import dataclasses
 import gc
+import hashlib
 import json
 import os
 import pickle
@@ -32,6 +34,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -59,6 +62,7 @@ MOST_CASES = 4
 MOST_S = 8.0
 """How long the tests of one breakage may take, by the time they take on unbroken code."""
 MOST_MEMORY = 12 << 30
+DAY_S = 86400.0
 
 SWAPS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -344,31 +348,46 @@ def functions() -> dict[tuple[str, str, int], list[types.FunctionType]]:
     return found
 
 
-def fork(work: Callable[[Callable[[bytes], Any]], None], limit_s: float) -> bytes | None:
-    """Run `work` in a child, which gets a function that sends bytes. None if it takes too long."""
-    receive, send = os.pipe()
-    child = os.fork()
-    if not child:
+@dataclass
+class Child:
+    """A process that was forked, and sends bytes."""
+
+    pid: int
+    pipe: int
+
+    @classmethod
+    def start(cls, work: Callable[[Callable[[bytes], Any]], None]) -> Child:
+        """Run `work` in a child. It gets a function that sends bytes."""
+        receive, send = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(send)
+            return cls(pid, receive)
         os.setsid()
         os.close(receive)
         try:
             work(lambda data: os.write(send, data))
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
         finally:
             os._exit(0)
-    os.close(send)
-    data = b""
-    end = time.monotonic() + limit_s
-    done = False
-    while not done and (left := end - time.monotonic()) > 0:
-        if select.select([receive], [], [], left)[0]:
-            part = os.read(receive, 1 << 20)
-            data += part
-            done = not part
-    os.close(receive)
-    if not done:
-        os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return data if done else None
+
+    def end(self, limit_s: float) -> tuple[bytes, bool]:
+        """What it has sent, and whether it took too long: over its limit, or its own of CPU time."""
+        data = b""
+        last = time.monotonic() + limit_s
+        done = False
+        while not done and (left := last - time.monotonic()) > 0:
+            if select.select([self.pipe], [], [], left)[0]:
+                part = os.read(self.pipe, 1 << 20)
+                data += part
+                done = not part
+        os.close(self.pipe)
+        if not done:
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        spent = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+        return data, spent or not done
 
 
 def failure(item: pytest.Item) -> str:
@@ -434,10 +453,17 @@ def note_lines(paths: list[Path]) -> set[tuple[str, int]]:
 
 @dataclass
 class Known:
-    """What the tests do on unbroken code. seconds: by test. lines: (file, line) -> tests."""
+    """What the tests do on unbroken code. version: of the code. seconds: by test; of those that are
+    left out infinite. lines: (file, line) -> tests."""
 
-    seconds: dict[str, float]
-    lines: dict[tuple[str, int], list[str]]
+    version: str
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    lines: dict[tuple[str, int], list[str]] = dataclasses.field(default_factory=dict)
+
+    def add(self, other: Known) -> None:
+        self.seconds |= other.seconds
+        for place, tests in other.lines.items():
+            self.lines.setdefault(place, []).extend(tests)
 
     def tests(self, breakage: Breakage) -> list[str]:
         """The tests that go through the lines: the quickest of each test function first."""
@@ -481,11 +507,12 @@ def observe(items: dict[str, pytest.Item], paths: list[Path], send: Callable[[by
             print(f"{number} of {len(items)} tests observed", file=sys.__stderr__, flush=True)
         if wrong:
             print(f"left out: {name}: {wrong}", file=sys.__stderr__, flush=True)
+            seconds[name] = float("inf")
             continue
         seconds[name] = took
         for place in seen:
             lines[place].append(name)
-    data = pickle.dumps(Known(seconds, dict(lines)))
+    data = pickle.dumps(Known("", seconds, dict(lines)))
     for start in range(0, len(data), 1 << 16):
         send(data[start : start + (1 << 16)])
 
@@ -527,28 +554,48 @@ class Plugin:
         gc.freeze()
         table = functions()
         wanted = chosen(paths, self.options)
-        with self.options.output.open("a") as file:
-            for number, breakage in enumerate(wanted):
+        jobs = self.options.jobs
+
+        def work(part: list[Breakage]) -> None:
+            for number, breakage in enumerate(part):
                 noticed, seconds = result_of(breakage, table, items, known)
-                line = {
-                    "key": breakage.key,
-                    "line": breakage.line,
-                    "kind": breakage.kind,
-                    "noticed": noticed,
-                    "seconds": round(seconds, 2),
-                }
-                print(json.dumps(line, ensure_ascii=False), file=file, flush=True)
+                write(self.options.output, breakage, noticed, seconds)
                 if number % 50 == 49:
-                    print(f"{number + 1} of {len(wanted)} breakages", file=sys.stderr, flush=True)
+                    print(f"{number + 1} of {len(part)} breakages", file=sys.stderr, flush=True)
+
+        children = [Child.start(lambda _, k=k: work(wanted[k::jobs])) for k in range(jobs)]
+        for child in children:
+            child.end(DAY_S)
 
     def known(self, items: dict[str, pytest.Item]) -> Known:
+        """What is stored beside the output of the core as it is now, with tests that are new."""
         stored = self.options.output.with_suffix(".lines")
-        if stored.exists() and not self.options.observe:
-            return pickle.loads(stored.read_bytes())
-        data = fork(lambda send: observe(items, core(), send), 3600)
-        assert data, "the tests on unbroken code did not end"
-        stored.write_bytes(data)
-        return pickle.loads(data)
+        known = Known(version())
+        if stored.exists():
+            before: Known = pickle.loads(stored.read_bytes())
+            known = before if before.version == known.version else known
+        new = [name for name in items if name not in known.seconds]
+        jobs = min(self.options.jobs, len(new))
+        children = []
+        for k in range(jobs):
+            part = {name: items[name] for name in new[k::jobs]}
+            children.append(Child.start(lambda send, part=part: observe(part, core(), send)))
+        for child in children:
+            known.add(pickle.loads(child.end(DAY_S)[0]))
+        stored.write_bytes(pickle.dumps(known))
+        return known
+
+
+def version() -> str:
+    """Of the code that may be broken."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in core())).hexdigest()
+
+
+def write(output: Path, breakage: Breakage, noticed: str, seconds: float) -> None:
+    result = {"key": breakage.key, "line": breakage.line, "kind": breakage.kind}
+    result |= {"noticed": noticed, "seconds": round(seconds, 2)}
+    with output.open("a") as file:
+        print(json.dumps(result, ensure_ascii=False), file=file)
 
 
 def result_of(
@@ -564,9 +611,11 @@ def result_of(
     names = [name for name in known.tests(breakage) if name in items]
     if not owners or not names:
         return "unreached", 0.0
+    allowed_s = int(20 + 4 * sum(known.seconds[name] for name in names))
 
     def work(send: Callable[[bytes], Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (allowed_s, allowed_s + 5))
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
@@ -578,9 +627,8 @@ def result_of(
                 return
         send(b"survived")
 
-    allowed = 20 + 4 * sum(known.seconds[name] for name in names)
-    data = fork(work, allowed)
-    noticed = "hung" if data is None else data.decode() or "crashed"
+    data, late = Child.start(work).end(20 * allowed_s)
+    noticed = "hung" if late else data.decode() or "crashed"
     return noticed, time.perf_counter() - started
 
 
@@ -649,7 +697,7 @@ def main() -> None:
     parser.add_argument("--module", default="")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--observe", action="store_true", help="note the tests' lines anew")
+    parser.add_argument("--jobs", type=int, default=1, help="children at a time")
     parser.add_argument("--summary", action="store_true", help="only print the summary of -o")
     parser.add_argument("--list", action="store_true", help="only print the breakages")
     options = parser.parse_args()
