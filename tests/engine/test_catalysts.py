@@ -163,6 +163,18 @@ def test_the_contrast_that_is_asked_for_is_read(
     assert [ends(rows, catalyst) for catalyst in both] == [session.stats.distillations] * 2
 
 
+def test_the_newest_text_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catalyst `plain`: at each distillation the last 32 ids, those of the chunk before it included."""
+    config = PotConfig(pot_size=76, distill_to=20, catalyst="plain", chunk_tokens=13)
+    session = Session(MODEL, None, config)
+    rows = read_ids(monkeypatch)
+    ids = random_ids(130)
+    session.append(ids)
+    places = [44, 68, 92, 116]
+    assert session.stats.distillations == len(places)
+    assert [row for row in rows if len(row) == 32] == [ids[place - 32 : place] for place in places]
+
+
 def test_a_chat_distils_by_the_general_catalyst_and_a_question_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

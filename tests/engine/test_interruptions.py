@@ -201,6 +201,7 @@ def test_the_newest_ids_are_those_last_read() -> None:
         session.append(ids[start : start + 1])
     session.append(ids[60:])
     fork = session.fork()
+    assert fork._reader.last_catalyst is fork.pot.newest is not session.pot.newest
     list(session.stream_ids([5, 6], max_tokens=30, pick=greedy, stop_ids=set()))
     other = random_ids(40, seed=2)
     fork.append(other)
