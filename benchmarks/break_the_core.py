@@ -57,8 +57,9 @@ TESTS = (
 HARMLESS = ROOT / "benchmarks" / "harmless_breakages.txt"
 LONGEST_TEST_S = 6.0
 """Tests that take longer, in seconds of one core, are left out."""
-MOST_CASES = 4
-"""How many cases of a test function are used, evenly spread."""
+FEW_CASES = 4
+"""How many cases of a test function are used; all, if these are quick."""
+QUICK_S = 0.1
 MOST_S = 8.0
 """How long the tests of one breakage may take, by the time they take on unbroken code."""
 MOST_MEMORY = 12 << 30
@@ -534,16 +535,6 @@ class Plugin:
                 name.startswith(("smollm2", "qwen")) for name in getattr(item, "fixturenames", ())
             )
         }
-        groups: dict[str, list[str]] = defaultdict(list)
-        for name in items:
-            groups[name.split("[")[0]].append(name)
-        some = {
-            names[place * len(names) // count]
-            for names in groups.values()
-            for count in [min(MOST_CASES, len(names))]
-            for place in range(count)
-        }
-        items = {name: item for name, item in items.items() if name in some}
         capture = session.config.pluginmanager.getplugin("capturemanager")
         with capture.global_and_fixture_disabled():
             self.run(items)
@@ -576,7 +567,26 @@ class Plugin:
         if stored.exists():
             before: Known = pickle.loads(stored.read_bytes())
             known = before if before.version == known.version else known
-        new = [name for name in items if name not in known.seconds]
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in items:
+            groups[name.split("[")[0]].append(name)
+        for names in groups.values():
+            step = -(-len(names) // FEW_CASES)  # the first few are evenly spread
+            names[:] = [name for place in range(step) for name in names[place::step]]
+        self.add(known, [name for names in groups.values() for name in names[:FEW_CASES]], items)
+        quick = [
+            name
+            for names in groups.values()
+            if max(known.seconds[name] for name in names[:FEW_CASES]) <= QUICK_S
+            for name in names
+        ]
+        self.add(known, quick, items)
+        stored.write_bytes(pickle.dumps(known))
+        return known
+
+    def add(self, known: Known, names: list[str], items: dict[str, pytest.Item]) -> None:
+        """Observe those of these tests that are not known."""
+        new = [name for name in names if name not in known.seconds]
         jobs = min(self.options.jobs, len(new))
         children = []
         for k in range(jobs):
@@ -584,8 +594,6 @@ class Plugin:
             children.append(Child.start(lambda send, part=part: observe(part, core(), send)))
         for child in children:
             known.add(pickle.loads(child.end(DAY_S)[0]))
-        stored.write_bytes(pickle.dumps(known))
-        return known
 
 
 def version() -> str:
