@@ -91,7 +91,7 @@ NAMES = {"max": "min", "min": "max", "any": "all", "all": "any", "amax": "amin",
 UNCHANGED = {"clone", "float", "double", "copy", "contiguous", "round", "snapshot", "long", "int"}
 """Methods whose receiver can take the place of the result."""
 
-ASIDE = {"strict", "non_blocking", "pin_memory"}
+ASIDE = {"strict", "device", "non_blocking", "pin_memory"}
 
 Change = Callable[[ast.AST], ast.AST]
 
