@@ -14,7 +14,7 @@ from infinipot import PotConfig, Session
 from infinipot.cache import layer as layer_module
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layer import PotLayer, PotOverflow
-from infinipot.cache.rope import Rotation, rotate
+from infinipot.cache.rope import Rotation, alike, rotate
 from infinipot.cache.storage import Slots
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import Scoring, causal_softmax
@@ -152,12 +152,33 @@ def test_a_keeping_moves_everything_that_belongs_to_an_entry(reset: bool) -> Non
         layer.attention_stats.received, before.gather(2, indices.repeat_interleave(2, dim=1))
     )
     assert torch.equal(layer.attention_stats.queries, query[:, :, -3:])
+    names = ["keys", "values", "index", "novelty", "past", "received", "queries"]
+    state = layer.state()
+    assert sorted(state) == sorted(names if reset else [*names, "rotated"])
+    other = PotLayer(12, Rotation("half", table), reset, None, AttentionStats(True, 3))
+    other.restore({name: x.clone() for name, x in state.items()}, layer.position, 10, torch.float32)
+    assert (other.length, other.position, other.peak) == (5, layer.position, 10)
+    assert torch.equal(other.read_keys(0, 5), expected)
+    assert all(torch.equal(x, state[name]) for name, x in other.state().items())
     fresh, more = entries(2, seed=3)
     layer.update(fresh, more)
     assert torch.equal(layer.read_keys(5, 7), turned(fresh, 5 if reset else 10))
     asked = torch.randn(1, 4, 2, 8, generator=random)
     assert torch.equal(layer.rotate_queries(asked), turned(asked, 5 if reset else 10))
     assert torch.equal(layer.rotate_from(asked, 6), turned(asked, 6 if reset else 11))
+
+
+def test_rotated_keys_are_stored_only_where_reading_would_rotate_them_again() -> None:
+    for rotation, kind, stored in (
+        (Rotation("half", table), None, True),
+        (Rotation("half", table), "int8", False),
+        (None, None, False),
+        (None, "fp8", False),
+    ):
+        layer = PotLayer(8, rotation, True, kind)
+        layer.update(*entries(3))
+        assert (layer.rotated is not None) == stored
+        assert layer.by_address == (kind is None)
 
 
 @pytest.mark.parametrize("kind", [None, "int8"])
@@ -183,6 +204,33 @@ def test_what_has_not_begun_can_be_copied_and_costs_nothing() -> None:
     assert layer.entry_bytes() == 0
     assert not layer.by_address
     assert layer.copy().length == 0
+
+
+def test_rotations_are_alike_as_far_as_both_tables_go() -> None:
+    def reserved(table: Any, count: int) -> list[Rotation | None]:
+        rotation = Rotation("half", table)
+        rotation.reserve(count, torch.device("cpu"))
+        return [None, rotation]
+
+    short, long, other = reserved(table, 5), reserved(table, 9), reserved(lengthened, 5)
+    assert alike(short, long)
+    assert alike(long, short)
+    assert not alike(short, other)
+    assert alike([None], [None])
+    swapped = reserved(lambda positions: (table(positions)[0], -table(positions)[1]), 5)
+    assert not alike(short, swapped)
+    assert not Rotation("half", table).depends_on_length
+    assert Rotation("half", lengthened).depends_on_length
+    rotation = Rotation("half", table)
+    x = entries(3)[0]
+    got = rotation.rotate_beyond(x, torch.tensor([2, 40, 7]))
+    assert torch.equal(got, rotate(x, *table(torch.tensor([2, 40, 7])), "half"))
+    tables = rotation.tables[torch.device("cpu")]
+    assert len(tables.places) == len(tables.rotary.cos) == 41
+    rotation.reserve(41, torch.device("cpu"))
+    assert rotation.tables[torch.device("cpu")] is tables, "long enough already"
+    rotation.reserve(42, torch.device("cpu"))
+    assert len(rotation.tables[torch.device("cpu")].places) == 42
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

@@ -198,6 +198,7 @@ def test_a_batched_layer_gives_each_row_to_its_own() -> None:
     layers = [filled(rotation, count) for count in (3, 9)]
     plain = [layer.copy() for layer in layers]
     batched = BatchedLayer(layers)
+    assert batched.is_initialized
     assert batched.get_seq_length() == 9
     assert batched.get_mask_sizes(2) == (11, 0)
     _, keys, values = text(2, seed=5)

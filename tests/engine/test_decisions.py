@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
 from infinipot.engine.plan import Plan, budgets_of, checked_needs, other_kind
 from infinipot.engine.reader import layout_of
+from infinipot.engine.sampling import choose
 from infinipot.engine.truncate import CuttingReader
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
@@ -92,6 +95,40 @@ def test_a_part_that_fills_the_pot_is_distilled_if_more_follows() -> None:
         assert session.stats.distillations == distillations
     session = opened(policy="full")
     assert session.append_part(random_ids(90), None, 100, True) == 90
+
+
+def test_each_layer_is_distilled_to_its_own_budget() -> None:
+    """Those that have no more than it keep all."""
+    session = opened(layer_budget=(3.0, 1.0), recent=0)
+    session.append(random_ids(10), question=CATALYST)
+    for count, lengths in ((0, [10, 10]), (1, [11, 10]), (9, [20, 10]), (15, [30, 10])):
+        session.append(random_ids(count), question=CATALYST)
+        session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
+        assert [layer.length for layer in session.pot.bounded] == lengths
+
+
+def test_a_catalyst_that_exactly_has_room_distils() -> None:
+    """A longer one than before has room in the pot as it is, or the one before makes it."""
+    for count, own in ((8, True), (9, False)):
+        session = opened()
+        session.append(random_ids(40), question=[3, 4])
+        used: list[list[int]] = []
+        distill = session._reader.distiller.distill
+        session._reader.distiller.distill = lambda pot, catalyst, *more: (
+            used.append(catalyst[0].tolist()) or distill(pot, catalyst, *more)  # noqa: B023
+        )
+        question = random_ids(count, seed=1)
+        session.append([5], question=question)
+        assert used == [question if own else [3, 4]]
+        assert session.stats.entries == 21
+
+
+def test_an_empty_question_is_refused() -> None:
+    session = opened()
+    for question in ([], torch.zeros(1, 0, dtype=torch.long)):
+        with pytest.raises(ValueError, match="the question is empty, so there is nothing"):
+            session.append([5], question=question)
+    assert session.stats.tokens_read == 0
 
 
 def test_a_session_that_answers_is_busy_at_once() -> None:
@@ -290,6 +327,9 @@ def test_an_empty_session_says_nothing(tmp_path: Path) -> None:
     assert session.pot.bytes_per_token == 0
     with pytest.raises(pot_file.PotFileError, match="nothing has been read"):
         session.save(tmp_path / "pot")
+    session.append([], question=CATALYST)
+    with pytest.raises(pot_file.PotFileError, match="nothing has been read"):
+        session.save(tmp_path / "pot")
     session.append(random_ids(60), question=CATALYST)
     session.save(tmp_path / "pot")
     assert pot_file.describe(tmp_path / "pot")["entries"] == session.stats.entries
@@ -297,6 +337,45 @@ def test_an_empty_session_says_nothing(tmp_path: Path) -> None:
     assert fork.pot.block is not None
     assert fork.pot.block is not session.pot.block
     assert fork.stats == session.stats
+
+
+def test_time_goes_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that ticks at every look: reading contains its distillations, an answer its steps."""
+    ticks = itertools.count(1)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    session = opened()
+    assert session.stats.timings == {"read_s": 0.0, "distill_s": 0.0, "answer_s": 0.0}
+    session.append(random_ids(60), question=CATALYST)
+    first = session.stats.timings
+    assert (first["distill_s"], first["answer_s"]) == (1.0, 0.0)
+    assert 3 <= first["read_s"] <= 5
+    list(session.stream_ids([5], **ANSWER))
+    second = session.stats.timings
+    assert 1 <= second["answer_s"] <= 5
+    assert second == {**first, "answer_s": second["answer_s"]}
+    session.append(random_ids(3), question=CATALYST)
+    list(session.stream_ids([5], **ANSWER))
+    third = session.stats.timings
+    assert 1 <= third["read_s"] - first["read_s"] <= 3
+    assert third["answer_s"] == 2 * second["answer_s"]
+
+
+def test_small_weights_beside_large_ones_are_drawn() -> None:
+    """Sums over the vocabulary are exact: float32 would lose the last id beside the first."""
+    weights = torch.zeros(1, 600)
+    weights[0, :256] = 1
+    weights[0, 0] = 2.0**25
+    weights[0, 256] = 1
+    total = 2.0**25 + 256
+    for aim, token in (
+        (0.0, 0),
+        (2.0**25 - 1, 0),
+        (2.0**25 + 0.5, 1),
+        (2.0**25 + 254.5, 255),
+        (total - 0.5, 256),
+    ):
+        numbers = torch.tensor([aim / total], dtype=torch.float64)
+        assert choose(weights, numbers).tolist() == [token]
 
 
 def test_truncation_by_numbers() -> None:

@@ -169,6 +169,11 @@ def test_a_fork_and_a_file_go_on_alike_and_apart(name: str, tmp_path: Path) -> N
     fork = session.fork()
     session.save(tmp_path / "pot")
     loaded = Session.load(tmp_path / "pot", RUNNER)
+    mine, its = session._reader.last_catalyst, loaded._reader.last_catalyst
+    assert (mine is None) == (its is None)
+    if mine is not None:
+        assert torch.equal(mine, its)
+        assert (mine is session.pot.newest) == (its is loaded.pot.newest)
     before = everything(session)
     read_on(fork, 60, seed=2)
     list(fork.stream_ids([9], max_tokens=4, pick=greedy, stop_ids=set(), keep=True))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from infinipot.policies import POLICIES, Observation, UnknownOption, policy_of
+from infinipot.engine.plan import checked_needs
+from infinipot.policies import POLICIES, Observation, Policy, UnknownOption, policy_of
 from infinipot.policies.registry import (
     builtin,
     class_of,
@@ -85,9 +88,17 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("snapkv", {"window": 0}, ValueError, "window=0.*at least 1"),
     ("tova", {"window": 0}, ValueError, "window=0.*at least 1"),
     ("streaming", {"sinks": -1}, ValueError, "sinks=-1"),
+    ("sliding_window", {"sinks": -1}, ValueError, "sinks=-1"),
     ("sliding_window", {"sinks": 0.5}, TypeError, "sinks=0.5"),
     ("self_extend", {"group": 0}, ValueError, "group=0.*at least 1"),
     ("self_extend", {"neighbours": 0}, ValueError, "neighbours=0.*at least 1"),
+    ("tova", {"shared_heads": 1}, TypeError, "shared_heads=1"),
+    ("snapkv", {"pool": 2}, ValueError, "pool=2"),
+    ("kvzip", {"catalyst": 3}, TypeError, "catalyst=3"),
+    ("h2o", {"gqa": "least"}, ValueError, "unknown gqa 'least'"),
+    ("keydiff", {"pool": 2}, ValueError, "pool=2"),
+    ("random", {"recent": -1}, ValueError, "recent=-1"),
+    ("sirllm", {"sinks": -1}, ValueError, "sinks=-1"),
     ("streaming", {"recent": 3}, UnknownOption, "its options: sinks"),
     ("full", {"sinks": 3}, UnknownOption, "its options: none"),
 ]
@@ -150,6 +161,51 @@ def test_what_policies_need() -> None:
     assert POLICIES["infinipot"](novelty=0).needs() == {"catalyst"}
     assert POLICIES["infinipot"](novelty=1).needs() == {"novelty"}
     assert [name for name, policy in POLICIES.items() if policy().chooses_by_layer] == []
+
+
+class Own(POLICIES["h2o"]):
+    """Chooses by itself."""
+
+    def choose(self, layer: Observation, scores: Any, budget: int) -> torch.Tensor:
+        return super().choose(layer, scores, budget)
+
+
+def test_what_a_policy_of_ones_own_says_of_itself() -> None:
+    assert (Own.name, Own.summary) == ("Own", "Chooses by itself")
+    assert Own().chooses_by_layer is True
+    assert POLICIES["h2o"]().chooses_by_layer is False
+    assert not builtin(Own)
+    with pytest.raises(UnknownOption) as caught:
+        Own(windows=3)
+    again = pickle.loads(pickle.dumps(caught.value))
+    for error in (caught.value, again):
+        assert (error.policy, error.option) == (Own, "windows")
+        assert "policy 'Own' has no option 'windows' (its options: sinks, recent" in str(error)
+
+
+@pytest.mark.parametrize("window", [0, -1, None, 1.5, "8"])
+def test_a_policy_that_looks_at_the_newest_says_how_many(window: Any) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Newest(Policy):
+        window: Any = 8
+
+        def needs(self) -> frozenset[str]:
+            return frozenset({"newest"})
+
+    assert checked_needs(Newest(window=1)) == {"newest"}
+    with pytest.raises(ValueError, match="'Newest' needs 'newest', with window=.*at least 1"):
+        checked_needs(Newest(window=window))
+
+
+def test_a_policy_asks_for_what_can_be_seen() -> None:
+    class Asks(Policy):
+        """Asks."""
+
+        def needs(self) -> frozenset[str]:
+            return frozenset({"novelti"})
+
+    with pytest.raises(ValueError, match="needs of policy 'Asks'.*did you mean 'novelty'"):
+        checked_needs(Asks())
 
 
 def seen(past: int | None = None, **options: Any) -> Observation:

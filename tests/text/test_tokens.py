@@ -8,6 +8,7 @@ import pytest
 import torch
 from tiny import make_tokenizer
 
+from infinipot.engine.answer import Answer
 from infinipot.text import tokens
 from infinipot.text.tokens import Pieces, boundary, checked, encode, fragment, parts
 
@@ -97,6 +98,32 @@ def test_a_fragment_has_no_space_of_the_tokenizers_own() -> None:
     assert letters.given[-1] == "xa b", "what stands before it is encoded with it"
 
 
+class Merges(Letters):
+    """Merges these pairs of letters; writes a newline as two ids."""
+
+    def __init__(self, *pairs: str) -> None:
+        super().__init__()
+        self.pairs = pairs
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids = [ord(letter) for letter in text]
+        for place, pair in enumerate(self.pairs):
+            if text[:2] == pair:
+                ids = [1000 + place, *ids[2:]]
+        return [0, *ids] if text == "\n" else ids
+
+
+def test_a_fragment_stands_behind_what_does_not_merge_with_it() -> None:
+    assert fragment(Merges(), "bc", "a") == [98, 99]
+    assert fragment(Merges("ab"), "bc", "a") == [98, 99]
+    merged = Merges("ab", "bc", "\nb")
+    assert merged.encode("bc") == [1001]
+    assert fragment(merged, "bc", "a") == [98, 99], "behind a full stop"
+    assert fragment(Merges("ab", "bc", "\nb", ".b"), "bc", "a") == [1001], "behind nothing"
+    assert fragment(Letters(), "bc", "\n") == [98, 99]
+    assert fragment(Merges("bc"), "bc", "\n") == [98, 99], "a newline of two ids is no safe place"
+
+
 def test_ids_are_checked() -> None:
     assert checked([0, 96], 97) == [0, 96]
     assert checked(torch.tensor([3, 4]), 97) == [3, 4]
@@ -159,6 +186,36 @@ def test_a_place_is_asked_for_when_it_is_needed() -> None:
     assert not asked
     assert [ord(letter) for letter in "  b"] == next(lists)
     assert asked == [True]
+
+
+@pytest.mark.parametrize(
+    ("stop", "most", "said", "reason"),
+    [
+        ((), 9, "abcdef", "stop"),
+        ((), 6, "abcdef", "length"),
+        (("cd",), 9, "ab", "stop"),
+        (("ef",), 6, "abcd", "stop"),
+    ],
+)
+def test_why_an_answer_ends(stop: tuple[str, ...], most: int, said: str, reason: str) -> None:
+    ended: list[bool] = []
+
+    def ids() -> Any:
+        try:
+            yield from b"abcdef"
+        finally:
+            ended.append(True)
+
+    answer = Answer(ids(), Pieces(Letters(), stop), most)  # type: ignore[arg-type]
+    assert answer.finish_reason is None
+    assert next(answer) == "a"
+    assert answer.ids == [97]
+    assert "a" + "".join(answer) == said
+    assert (answer.finish_reason, ended) == (reason, [True])
+    closed = Answer(ids(), Pieces(Letters()), 9)  # type: ignore[arg-type]
+    next(closed)
+    closed.close()
+    assert (len(ended), closed.finish_reason) == (2, None)
 
 
 def shown(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], Pieces]:
