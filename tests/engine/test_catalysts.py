@@ -23,7 +23,7 @@ MODEL = make_tiny("llama", vocab=len(TOKENIZER))
 
 @dataclass(frozen=True, kw_only=True)
 class Notes(Policy):
-    """Keeps the newest entries, and notes what it was shown."""
+    """Keeps the newest entries, and notes what it was shown. window: of `newest`."""
 
     wanted: tuple[str, ...]
     window: int = 4
@@ -33,12 +33,12 @@ class Notes(Policy):
 
     def score(self, layer: Observation) -> torch.Tensor:
         noted.append(
-            {name: getattr(layer, name) for name in ("received", "newest", "index", "novelty")}
+            {name: getattr(layer, name) for name in ("received", "newest", "index", "window")}
         )
         return layer.index.float()
 
 
-noted: list[dict[str, torch.Tensor | None]] = []
+noted: list[dict[str, Any]] = []
 
 
 @pytest.mark.parametrize("other", ["received", "newest"])
@@ -55,6 +55,7 @@ def test_a_catalyst_is_no_part_of_the_attention_that_is_remembered(other: str) -
         session.append(random_ids(150), question=CATALYST)
         assert session.stats.distillations == 4
         seen.append(list(noted))
+        assert {row["window"] for row in noted} == {4 if other == "newest" else 0}
     for one, two in zip(*seen, strict=True):
         assert torch.equal(one["index"], two["index"])
         torch.testing.assert_close(one[other], two[other], rtol=1e-4, atol=1e-5)
