@@ -148,12 +148,12 @@ def _blocks(pieces: Iterable[str]) -> Iterator[str]:
 def checked(ids: Iterable[int], vocabulary: int) -> list[int]:
     """The ids as a list. Raises ValueError for an id that the model does not have."""
     whole = [_as_int(i) for i in ids]
-    wrong = next((i for i in whole if type(i) is not int or not 0 <= i < vocabulary), None)
-    if wrong is not None:
-        raise ValueError(
-            f"{wrong!r} is not a token id of this model: ids are whole numbers from 0 to "
-            f"{vocabulary - 1}"
-        )
+    for i in whole:
+        if type(i) is not int or not 0 <= i < vocabulary:
+            raise ValueError(
+                f"{i!r} is not a token id of this model: ids are whole numbers from 0 to "
+                f"{vocabulary - 1}"
+            )
     return whole
 
 

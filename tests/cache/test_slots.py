@@ -13,8 +13,10 @@ from infinipot import PotConfig, Session
 from infinipot.cache.storage import Slots
 
 MODEL = make_tiny("llama")
-ERROR = {"int8": 0.01, "fp8": 0.04}
+ERROR = {"int8": 0.009, "fp8": 0.034}
 """Largest relative error (L2) of a vector of 64 normal numbers: half a step of 127, of 3 bits of mantissa."""
+FROM_STOCK = {"int8": 0.025, "fp8": 0.11}
+"""Largest error of the logits after 60 tokens; 0.019 and 0.088 were measured."""
 
 
 @pytest.mark.parametrize("kind", ERROR)
@@ -28,6 +30,11 @@ def test_error_and_moving(kind: str) -> None:
     back = slots.read(5, 55)
     assert float(((back - x).norm(dim=-1) / x.norm(dim=-1)).max()) < ERROR[kind]
     assert back.dtype == x.dtype
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    half_step = largest / 127 / 2
+    if kind == "fp8":  # relative to the number itself, but for the smallest ones
+        half_step = torch.maximum(x.abs() / 16, largest / 448 / 2**10)
+    assert bool(((back - x).abs() <= 1.001 * half_step).all())
     sources = torch.tensor([[[7, 20, 54], [5, 6, 40]]])
     slots.move(1, sources)
     assert torch.equal(
@@ -72,7 +79,7 @@ def test_near_the_model_and_independent_of_chunks(kind: str) -> None:
         "stock",
         logits[0],
         MODEL(torch.tensor([ids])).logits[:, -1],
-        tolerance=0.1 if kind == "int8" else 0.4,
+        tolerance=FROM_STOCK[kind],
     )
 
 
