@@ -140,10 +140,20 @@ def test_kept_units_count_what_the_pot_holds(tiny: Model, replica: Replica) -> N
 
 def test_studies_name_methods_that_exist() -> None:
     for study in STUDIES.values():
-        some = methods(study.policies, {}, prompts=PROMPTS)
+        some = methods(study.methods(2048), {}, prompts=PROMPTS)
         assert len({(one.policy.name, json.dumps(one.options)) for one in some}) == len(some)
         assert study.against is None or study.against in [one.label for one in some]
     assert method("infinipot:novelty=0:context_reset=false", {}).config.context_reset is False
+
+
+@pytest.mark.parametrize("name", ["ablation", "novelty"])
+def test_without_catalyst_and_novelty_is_tovas_criterion(name: str) -> None:
+    """As in the paper's Table 3, at as many survivors as the other rows have."""
+    some = methods(STUDIES[name].methods(512), {"pot_size": 512})
+    assert [one.config.mean_budget for one in some] == [256] * len(some)
+    tova = [one for one in some if one.policy.name == "tova"]
+    assert [one.config.context_reset for one in tova] == [True, False][: len(tova)]
+    assert tova
 
 
 @pytest.mark.parametrize("name", STUDIES)
