@@ -591,13 +591,16 @@ def cycles() -> list[str]:
 
 @block
 def chunks() -> list[str]:
-    (r,) = kept("chunks")
-    first, second = r["chunk_tokens"]
-    return [
-        f"Read in chunks of {first} and of {second} tokens, {r['heads_that_differ']} of {r['heads']} KV heads "
-        f"end with other survivors: {100 * (1 - r['same_survivors']):.1f} % of all survivors differ, "
-        "since rounding decides close choices."
+    rows = [
+        [
+            f"{r['tokens']:,}",
+            f"{r['heads_that_differ']} of {r['heads']}",
+            f"{100 * (1 - r['same_survivors']):.1f} %",
+        ]
+        for r in kept("chunks")
     ]
+    head = ("tokens", "KV heads whose survivors differ", "survivors that differ")
+    return table(head, rows)
 
 
 @block

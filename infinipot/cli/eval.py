@@ -75,12 +75,12 @@ def prepare_protocol(options: CommandOptions, model: str, out: Path, protocol: s
         return prepare(options, model, out, "infinipot")
     from infinipot.checks import known
     from infinipot.config import PotConfig
-    from infinipot.eval.protocol import PROTOCOLS, by_task, table_1
+    from infinipot.eval.protocol import PROTOCOLS, arranged, table_1
 
     known("protocol", protocol, PROTOCOLS)
     default = table_1(options["pot_size"] or PotConfig.pot_size)
     sweep = prepare(options, model, out, default)
-    sweep.methods = by_task(sweep.methods, base_options(options))
+    sweep.methods = arranged(sweep.methods, base_options(options))
     return sweep
 
 

@@ -23,12 +23,14 @@ OPTION_NAMES = [name for name in NAMES if name != "policy"]
 class Method:
     """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: all options.
     prompts: a study's names for prompts, as (name, text). by_task: the catalyst is the question in
-    tasks of question answering, and general in others."""
+    tasks of question answering, and general in others. fills: as many entries survive as the pot
+    has room for beside the pinned ones, so that one leaves a token."""
 
     label: str
     config: PotConfig
     prompts: tuple[tuple[str, str], ...] = ()
     by_task: bool = False
+    fills: bool = False
 
     @property
     def policy(self) -> Policy:
@@ -86,6 +88,8 @@ class Method:
             different["catalyst"] = names.get(policy.catalyst, policy.catalyst)
         if self.by_task:
             different["catalyst"] = "by task"
+        if self.fills:
+            different["distill_to"] = "all but one"
         for name, value in different.items():
             if isinstance(value, tuple):
                 different[name] = list(value)
@@ -98,6 +102,16 @@ class Method:
             return self
         kind = "question" if answering else "general"
         return dataclasses.replace(self, config=self.config.replace(catalyst=kind), by_task=False)
+
+    def beside(self, pinned: int) -> PotConfig:
+        """The config in a pot with so many pinned entries."""
+        config = self.config
+        if not self.fills:
+            return config
+        changes = {"distill_to": config.mean_budget - pinned}
+        if self.policy.recent is not None:
+            changes["recent"] = self.policy.recent - pinned
+        return config.replace(**changes)
 
 
 def split(text: str, mark: str) -> list[str]:

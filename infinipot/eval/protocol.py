@@ -35,12 +35,15 @@ def table_1(pot_size: int) -> str:
     return ",".join(label.format(**sizes) for label in TABLE_1)
 
 
-def by_task(methods: Sequence[Method], base: Mapping[str, Any]) -> list[Method]:
-    """The methods, with a catalyst that goes by the task: the question in question answering,
-    general in all others. A catalyst that is given, in the label or in `base`, stays."""
-    if "catalyst" in base:
-        return list(methods)
+def arranged(methods: Sequence[Method], base: Mapping[str, Any]) -> list[Method]:
+    """The methods under the protocol. The catalyst goes by the task: the question in question
+    answering, general in all others. A catalyst that is given, in the label or in `base`, stays.
+    Methods that keep all but one entry make room for the pinned ones."""
     return [
-        dataclasses.replace(method, by_task=method.aware and "catalyst=" not in method.label)
+        dataclasses.replace(
+            method,
+            by_task=method.aware and "catalyst" not in base and "catalyst=" not in method.label,
+            fills=method.policy.bounded and method.config.distill_to == method.config.pot_size - 1,
+        )
         for method in methods
     ]

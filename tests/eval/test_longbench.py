@@ -17,7 +17,7 @@ from rows import CLASSES, record, row_of
 from infinipot.cli import main
 from infinipot.eval import metrics, scores
 from infinipot.eval.methods import method, methods
-from infinipot.eval.protocol import by_task
+from infinipot.eval.protocol import arranged
 from infinipot.eval.results import Results
 from infinipot.eval.runner import Model, Replica, sweep
 from infinipot.eval.stats import paired_difference, share_interval
@@ -374,7 +374,7 @@ def test_the_papers_protocol_takes_the_question_in_question_answering_alone(
     """Answers and survivors are those of either catalyst, and all rows stand in one column."""
     base = {"pot_size": 640, "distill_to": 200}
     labels = "infinipot:preset=paper,infinipot:preset=paper:catalyst=general,streaming"
-    ours, general, streaming = by_task(methods(labels, base), {})
+    ours, general, streaming = arranged(methods(labels, base), {})
     assert (ours.question, general.question, streaming.question) == ("by task", "unknown", None)
     records = []
     for task, kind in (
@@ -400,7 +400,7 @@ def test_the_papers_protocol_takes_the_question_in_question_answering_alone(
             assert {**record, **expected} == {**expected, **{"pred": record["pred"]}}
             records.append(record)
     assert list(scores.by_method(records)) == ["infinipot preset paper, question by task"]
-    assert by_task(methods(labels, base), {"catalyst": "facts"})[0].by_task is False
+    assert arranged(methods(labels, base), {"catalyst": "facts"})[0].by_task is False
 
 
 def test_the_table_of_the_paper_by_one_command(
@@ -408,26 +408,31 @@ def test_the_table_of_the_paper_by_one_command(
 ) -> None:
     out = tmp_path / "out"
     args = ["eval", "longbench", tiny.name, "--data", str(data), "--tasks", "hotpotqa", "--limit", "1",
-            "--protocol", "paper", "--pot-size", "420", "--device", "cpu", "-o", str(out)]  # fmt: skip
+            "--protocol", "paper", "--pot-size", "520", "--device", "cpu", "-o", str(out)]  # fmt: skip
     assert main(args) == 0
     assert "infinipot preset paper, question by task" in capsys.readouterr().out
     records = [json.loads(line) for line in (out / "longbench.jsonl").read_text().splitlines()]
     found = {record["method"]: record["options"] for record in records}
     assert found["infinipot:preset=paper"] == {
-        "pot_size": 420,
-        "distill_to": 210,
+        "pot_size": 520,
+        "distill_to": 260,
         "novelty": 0.5,
         "pool": 0,
         "pool_kind": "avg",
         "recent": 0,
         "catalyst": "by task",
     }
-    assert {options.get("distill_to") for label, options in found.items() if label[0] != "i"} == {
-        None,
-        210,
-        419,
+    sizes = {label.partition(":")[0]: options.get("distill_to") for label, options in found.items()}
+    assert sizes == {
+        **dict.fromkeys(("full", "truncate", "self_extend")),
+        **dict.fromkeys(("snapkv", "streaming", "h2o"), "all but one"),
+        **dict.fromkeys(("sirllm", "tova", "infinipot"), 260),
     }
-    h2o = method("h2o:distill_to=419:recent=415", {"pot_size": 420})
+    distillations = {
+        record["method"].partition(":")[0]: record["distillations"] for record in records
+    }
+    assert distillations["streaming"] == distillations["h2o"] > 10 > distillations["tova"]
+    h2o = method("h2o:distill_to=519:recent=515", {"pot_size": 520})
     assert h2o.config.mean_budget - h2o.config.recent == 4  # heavy hitters
     assert h2o.label in found
     assert len(found) == 11

@@ -152,7 +152,8 @@ class RowUnit:
         """A session that has read the text of a prompt."""
         method = self.in_task
         task = tasks()[self.row.task]
-        session = open_session(replica, method.config, template=task.chat)
+        pinned = len(Dialogue(replica.tokenizer, None, task.chat).head())
+        session = open_session(replica, method.beside(pinned), template=task.chat)
         session.append(prompt.text, question=prompt.question if method.aware else None)
         return session
 
