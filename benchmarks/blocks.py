@@ -594,12 +594,13 @@ def chunks() -> list[str]:
     rows = [
         [
             f"{r['tokens']:,}",
+            str(r["machine"]["threads"]),
             f"{r['heads_that_differ']} of {r['heads']}",
             f"{100 * (1 - r['same_survivors']):.1f} %",
         ]
         for r in kept("chunks")
     ]
-    head = ("tokens", "KV heads whose survivors differ", "survivors that differ")
+    head = ("tokens", "threads", "KV heads whose survivors differ", "survivors that differ")
     return table(head, rows)
 
 
