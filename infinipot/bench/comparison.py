@@ -116,8 +116,8 @@ def measure(
 
     A row has medians over rounds. In a round, pot and stock run one after the other. After stock
     runs out of memory, it is not tried at longer lengths. One length (`taken_apart`) has two more
-    rows: `no nuc`, the reading speed without novelty, and `loop`, the reading speed without
-    catalyst and novelty.
+    rows: `no nuc`, the reading speed without novelty, for policies with that option, and `loop`,
+    the reading speed without catalyst and novelty.
     """
     died = False
     for length in sorted(task.lengths):
@@ -128,7 +128,8 @@ def measure(
         if task.stock and not died:
             kinds["stock"] = partial(stock.measured, runner.model, text, task.batch, task.tokens)
         if length == taken_apart(config, task):
-            kinds["no nuc"] = partial(reading.without, runner, config, text)
+            if "novelty" in config.policy.options():
+                kinds["no nuc"] = partial(reading.without, runner, config, text)
             kinds["loop"] = partial(reading.plain, runner, config, text)
         for kind, runs in run_rounds(length, kinds, task, say).items():
             row = {"length": length, "what": kind, **medians(runs)}

@@ -242,13 +242,15 @@ def overhead(document: dict[str, Any]) -> Iterator[str]:
     rows = document["rows"]
     length = next((row["length"] for row in rows if row["what"] == "loop"), None)
     speeds = {row["what"]: row["prefill_tps"] for row in rows if row["length"] == length}
-    if speeds:
+    if "no nuc" in speeds:
         novelty = 1 - speeds["pot"] / speeds["no nuc"]
         distillation = 1 - speeds["pot"] / speeds["loop"]
         yield (
             f"of the time to read, novelty takes {100 * novelty:.1f} %, "
             f"novelty and catalyst together {100 * distillation:.1f} %"
         )
+    elif speeds:
+        yield f"of the time to read, choosing takes {100 * (1 - speeds['pot'] / speeds['loop']):.1f} %"
     parts = document["parts"]
     if parts:
         shares = ", ".join(

@@ -17,6 +17,7 @@ from infinipot.cli.sweep import (
     Json,
     Out,
     Sweep,
+    base_options,
     need_results,
     prepare,
     refuse_system,
@@ -68,6 +69,21 @@ def check_against(sweep: Sweep, against: str | None) -> None:
         raise BadUse(f"--against {against} is not one of the policies: {', '.join(labels)}")
 
 
+def prepare_protocol(options: CommandOptions, model: str, out: Path, protocol: str | None) -> Sweep:
+    """`prepare`, with the methods and the catalyst of a protocol."""
+    if protocol is None:
+        return prepare(options, model, out, "infinipot")
+    from infinipot.checks import known
+    from infinipot.config import PotConfig
+    from infinipot.eval.protocol import PROTOCOLS, arranged, table_1
+
+    known("protocol", protocol, PROTOCOLS)
+    default = table_1(options["pot_size"] or PotConfig.pot_size)
+    sweep = prepare(options, model, out, default)
+    sweep.methods = arranged(sweep.methods, base_options(options))
+    return sweep
+
+
 @evaluation.command("longbench", epilog=METHODS + EPILOG)
 @takes(POT, SWEEP, COMMON)
 def longbench(
@@ -108,6 +124,14 @@ def longbench(
             metavar="POLICY", help="Compare the others with this one. [default: the first policy]"
         ),
     ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="paper: as in its Table 1. The catalyst is the question in question answering, "
+            "and general in other tasks; without --policy, the methods are those of the table.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> int:
     """LongBench with its own prompts and metrics: the table, differences with intervals, prediction
@@ -115,7 +139,7 @@ def longbench(
     need_folder(data, style)
     if half not in (None, "even", "odd"):
         raise BadUse(f"--half {half} is not allowed: it must be even or odd")
-    sweep = prepare(options, model, out, "infinipot")
+    sweep = prepare_protocol(options, model, out, protocol)
     refuse_system(options)
     sets = rows(data, style, tasks)
     check_metrics(sets)

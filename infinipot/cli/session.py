@@ -98,7 +98,7 @@ def check_writable(verb: str, path: Path) -> None:
 
 def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
     """The options of a saved pot. Refuses options of the command that differ, except chunk_tokens,
-    on which results do not depend."""
+    which changes rounding only."""
     from infinipot.pot_file import config_of, describe, in_force
 
     header = describe(pot)

@@ -94,6 +94,7 @@ def study(
 def prepare_study(name: str, model: str, options: CommandOptions, out: Path) -> tuple[Sweep, str]:
     """Check the command line. Returns the sweep and the kind of the study."""
     from infinipot.checks import known
+    from infinipot.config import PotConfig
     from infinipot.eval.studies import PROMPTS, STUDIES
     from infinipot.optional import EVAL, need
 
@@ -102,7 +103,8 @@ def prepare_study(name: str, model: str, options: CommandOptions, out: Path) -> 
     plan = STUDIES[name]
     if options["policy"] and plan.kind not in ("kept", "hops"):
         raise BadUse(f"study {name} has methods of its own: leave --policy out")
-    sweep = prepare(options, model, out, plan.policies, prompts=PROMPTS)
+    policies = plan.methods(options["pot_size"] or PotConfig.pot_size)
+    sweep = prepare(options, model, out, policies, prompts=PROMPTS)
     refuse_system(options)
     return sweep, plan.kind
 

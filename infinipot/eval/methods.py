@@ -22,11 +22,15 @@ OPTION_NAMES = [name for name in NAMES if name != "policy"]
 @dataclass(frozen=True)
 class Method:
     """label: as on the command line, `infinipot` or `infinipot:novelty=0.25`. config: all options.
-    prompts: a study's names for prompts, as (name, text)."""
+    prompts: a study's names for prompts, as (name, text). by_task: the catalyst is the question in
+    tasks of question answering, and general in others. fills: as many entries survive as the pot
+    has room for beside the pinned ones, so that one leaves a token."""
 
     label: str
     config: PotConfig
     prompts: tuple[tuple[str, str], ...] = ()
+    by_task: bool = False
+    fills: bool = False
 
     @property
     def policy(self) -> Policy:
@@ -39,8 +43,10 @@ class Method:
 
     @property
     def question(self) -> str | None:
-        """Whether the selection of survivors knows the question: `known` or `unknown`; None if the
-        policy does not use a question."""
+        """Whether the selection of survivors knows the question: `known`, `unknown` or `by task`;
+        None if the policy does not use a question."""
+        if self.by_task:
+            return "by task"
         if self.aware or (self.config.prefill == "whole" and self.policy.needs() & LATE):
             return "known"
         if self.policy.catalyst is None:
@@ -74,15 +80,38 @@ class Method:
         different |= {"pot_size": self.config.pot_size, "distill_to": self.config.mean_budget}
         if "novelty" in policy.options():
             layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
-            different |= {"recent": layer.recent, "pool": layer.pool, "pool_mode": layer.pool_mode}
+            different["recent"] = layer.recent
+            if not self.by_task or policy.pool is not None:
+                different |= {"pool": layer.pool, "pool_mode": layer.pool_mode}
         if policy.catalyst is not None:
             names = {text: name for name, text in self.prompts}
             different["catalyst"] = names.get(policy.catalyst, policy.catalyst)
+        if self.by_task:
+            different["catalyst"] = "by task"
+        if self.fills:
+            different["distill_to"] = "all but one"
         for name, value in different.items():
             if isinstance(value, tuple):
                 different[name] = list(value)
         older = {new: old for old, new in RENAMED.items()}
         return {older.get(name, name): value for name, value in different.items()}
+
+    def of_task(self, answering: bool) -> Method:
+        """This method in a task. answering: the task is question answering."""
+        if not self.by_task:
+            return self
+        kind = "question" if answering else "general"
+        return dataclasses.replace(self, config=self.config.replace(catalyst=kind), by_task=False)
+
+    def beside(self, pinned: int) -> PotConfig:
+        """The config in a pot with so many pinned entries."""
+        config = self.config
+        if not self.fills:
+            return config
+        changes = {"distill_to": config.mean_budget - pinned}
+        if self.policy.recent is not None:
+            changes["recent"] = self.policy.recent - pinned
+        return config.replace(**changes)
 
 
 def split(text: str, mark: str) -> list[str]:

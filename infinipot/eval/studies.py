@@ -15,12 +15,16 @@ from infinipot.eval.tables import tokens
 
 @dataclass(frozen=True)
 class Study:
-    """kind: the task. policies: the methods, as values of --policy."""
+    """kind: the task. policies: the methods, as values of --policy; {half} is half of the pot."""
 
     summary: str
     kind: Literal["longbench", "needle", "kept", "hops"]
     policies: str
     against: str | None = None
+
+    def methods(self, pot_size: int) -> str:
+        """The methods for a pot of this size."""
+        return self.policies.format(half=pot_size // 2)
 
 
 PROMPTS = {
@@ -37,6 +41,8 @@ SIZED = (
     "infinipot:preset=paper:distill_to={half}",
     "infinipot",
 )
+UNPROMPTED = "tova:distill_to={half}"
+"""The paper's row without CaP and NuC: in its Table 3 that row is TOVA's."""
 PLAIN = ":novelty=0:catalyst=plain"
 KEPT = ("0:catalyst=plain", "0:catalyst=general", "0:catalyst=question", "0.5:catalyst=question")
 STUDIES = {
@@ -49,7 +55,7 @@ STUDIES = {
     "novelty": Study(
         "how large novelty's share should be (Table 3): LongBench rows",
         "longbench",
-        ",".join(f"infinipot:preset=paper:novelty={share:g}" for share in SHARES),
+        ",".join([UNPROMPTED, *[f"infinipot:preset=paper:novelty={share:g}" for share in SHARES]]),
         "infinipot:preset=paper:novelty=0",
     ),
     "memory": Study(
@@ -63,8 +69,11 @@ STUDIES = {
         "without novelty, catalyst, CR-RoPE (Table 4): needles",
         "needle",
         ",".join(
-            f"infinipot:preset=paper{less}"
-            for less in ("", ":novelty=0", PLAIN, f"{PLAIN}:context_reset=false")
+            [
+                *[f"infinipot:preset=paper{less}" for less in ("", ":novelty=0", PLAIN)],
+                UNPROMPTED,
+                f"{UNPROMPTED}:context_reset=false",
+            ]
         ),
     ),
     "kept": Study(
@@ -110,7 +119,12 @@ def draw_catalyst(values: dict[str, float], title: str, path: Path) -> list[Path
 
 
 def draw_novelty(values: dict[str, float], title: str, path: Path) -> list[Path]:
-    points = [(float(label.rpartition("=")[2]), value) for label, value in values.items()]
+    prefix = "infinipot:preset=paper:novelty="
+    points = [
+        (float(label.removeprefix(prefix)), value)
+        for label, value in values.items()
+        if label.startswith(prefix)
+    ]
     across = "novelty's share of the survivors"
     return charts.curves({"infinipot": points}, title=title, across=across, up="score", path=path)
 

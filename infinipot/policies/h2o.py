@@ -12,8 +12,9 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class H2O(Attended):
-    """Half of the survivors are the newest. As published, one entry leaves per token: distil_to is
-    one less than pot_size."""
+    """Half of the survivors are the newest. As published, one entry leaves per token: distill_to is
+    one less than pot_size. InfiniPot's paper compares with four heavy hitters: recent is then
+    distill_to - 4."""
 
     name = "h2o"
     summary = "entries that received most attention so far, and the newest (H2O)"

@@ -13,6 +13,9 @@ from infinipot.policies.options import Ends
 
 @dataclass(frozen=True, kw_only=True)
 class SirLLM(Ends):
+    """The criterion alone, as in InfiniPot's paper. SirLLM's decay of entropies between the turns of
+    a chat is left out."""
+
     name = "sirllm"
     summary = "the most surprising tokens, the same in all heads (SirLLM)"
     paper = "ACL 2024, long.143"

@@ -1,4 +1,4 @@
-"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. If distil_to is one less than
+"""StreamingLLM (arXiv 2309.17453): the first entries and the newest. If distill_to is one less than
 pot_size, one entry leaves per token."""
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from infinipot.policies.options import Attended
 
 @dataclass(frozen=True, kw_only=True)
 class Tova(Attended):
-    """As published, one entry leaves per token: distil_to is one less than pot_size."""
+    """As published, one entry leaves per token: distill_to is one less than pot_size. InfiniPot's
+    paper calls this criterion in its own loop "without CaP and NuC"."""
 
     name = "tova"
     summary = "what the newest token attends to, all heads together (TOVA)"

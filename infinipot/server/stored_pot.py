@@ -61,7 +61,7 @@ def scope_of(
     config: PotConfig, templated: bool, pot: str = "", label: str = "", salt: str = ""
 ) -> str:
     """What two requests must share, besides token ids, for one to continue the other's pot."""
-    options = config.replace(chunk_tokens=1)  # results do not depend on it
+    options = config.replace(chunk_tokens=1)  # it changes rounding only
     shared = (options, templated, pot, label)
     if salt:
         return repr((*shared, salt))

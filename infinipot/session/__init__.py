@@ -284,7 +284,7 @@ class Session(SessionView):
     ) -> Session:
         """A session from a saved pot, with the options that filled it.
 
-        chunk_tokens: replaces the saved value; results do not depend on it. policy: for a pot of a
+        chunk_tokens: replaces the saved value; it changes rounding only. policy: for a pot of a
         policy from another package, that policy or its class, because a file never imports code.
         Raises PotFileError for files that are damaged, foreign or newer.
         """

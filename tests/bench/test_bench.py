@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -115,6 +116,19 @@ def test_one_line_of_json_and_a_table(tmp_path, capsys: pytest.CaptureFixture[st
     }
     assert document["machine"]["torch"] == torch.__version__
     assert "part by part:" in shown.err and "ratio" in shown.err
+
+
+def test_a_policy_without_novelty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One entry leaves a token, as StreamingLLM was published."""
+    command = ["bench", "tiny-shape", "--device", "cpu", "--lengths", "30", "--policy", "streaming"]
+    sizes = ["--pot-size", "24", "--distill-to", "23", "--batch", "1", "--decode-tokens", "8"]
+    out = ["--rounds", "1", "--out", str(tmp_path / "bench.jsonl")]
+    assert main([*command, *sizes, *out]) == 0
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert [row["what"] for row in document["rows"]] == ["pot", "loop"]
+    assert document["rows"][0]["distillations"] > 5
+    assert "choosing takes" in shown.err
 
 
 def test_out_of_memory_is_a_result() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from rows import CLASSES, record, row_of
 from infinipot.cli import main
 from infinipot.eval import metrics, scores
 from infinipot.eval.methods import method, methods
+from infinipot.eval.protocol import arranged
 from infinipot.eval.results import Results
 from infinipot.eval.runner import Model, Replica, sweep
 from infinipot.eval.stats import paired_difference, share_interval
@@ -31,6 +33,7 @@ from infinipot.eval.tasks.longbench import (
     read_rows,
     tasks,
 )
+from infinipot.session import Session
 
 pytest.importorskip("rouge")
 pytest.importorskip("rapidfuzz")
@@ -323,6 +326,118 @@ def test_halves_are_apart(data: Path, tiny: Model) -> None:
     assert len(plan(tiny, some, [(GENUINE, rows)], limit=1)) == 4
 
 
+def test_a_text_is_read_once_where_the_question_is_unknown(
+    tiny: Model, replica: Replica, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the answers and counters of readings of their own, for every kind of method."""
+    labels = "full,truncate,snapkv:prefill=whole,infinipot:catalyst=general,infinipot"
+    some = methods(labels, {"pot_size": 600, "distill_to": 150})
+    first, second = (
+        dataclasses.replace(row_of("hotpotqa", words=240), id=question, input=question)
+        for question in ("Which port?", "Who?")
+    )
+    other = dataclasses.replace(row_of("hotpotqa", number=1, words=240), id="other")
+    units = plan(tiny, some, [(GENUINE, [first, other, second])])
+    counts = {one.label: [len(u.keys()) for u in units if u.method is one] for one in some}
+    assert counts.pop("infinipot") == [1, 1, 1]
+    assert all(count == [2, 1] for count in counts.values())
+    joined = [unit for unit in units if unit.more]
+    alone = [unit for row in (first, second) for unit in plan(tiny, some[:-1], [(GENUINE, [row])])]
+    expected = run(alone, tmp_path / "alone", tiny, replica).all()
+    readings: list[int] = []
+    append = Session.append
+    monkeypatch.setattr(
+        Session, "append", lambda *args, **more: (readings.append(1), append(*args, **more))
+    )
+    found = run(joined, tmp_path / "joined", tiny, replica).all()
+    assert sorted(map(str, found)) == sorted(map(str, expected))
+    assert len(readings) == len(joined) == 4
+    assert any(record["distillations"] for record in found)
+
+
+def test_a_question_that_changes_the_text_is_read_anew(tiny: Model, replica: Replica) -> None:
+    """A long question gives its beginning to the text, so the texts differ."""
+    one = row_of("triviaqa", words=200)
+    longer = dataclasses.replace(one, id="longer", input=one.input * 30)
+    some = methods("infinipot:catalyst=general", {"pot_size": 300, "distill_to": 150})
+    (unit,) = plan(tiny, some, [(GENUINE, [one, longer])])
+    alone = [plan(tiny, some, [(GENUINE, [row])])[0].run(replica)[0] for row in (one, longer)]
+    assert unit.run(replica) == alone
+
+
+# ---------------------------------------------------------------- the paper's protocol
+
+
+def test_the_papers_protocol_takes_the_question_in_question_answering_alone(
+    tiny: Model, replica: Replica
+) -> None:
+    """Answers and survivors are those of either catalyst, and all rows stand in one column."""
+    base = {"pot_size": 640, "distill_to": 200}
+    labels = "infinipot:preset=paper,infinipot:preset=paper:catalyst=general,streaming"
+    ours, general, streaming = arranged(methods(labels, base), {})
+    assert (ours.question, general.question, streaming.question) == ("by task", "unknown", None)
+    records = []
+    for task, kind in (
+        ("hotpotqa", "question"),
+        ("multifieldqa_en", "question"),
+        ("narrativeqa", "question"),
+        ("gov_report", "general"),
+        ("trec", "general"),
+        ("triviaqa", "general"),
+        ("samsum", "general"),
+        ("passage_retrieval_en", "general"),
+        ("lcc", "general"),
+    ):
+        row = row_of(task, words=700)
+        unit = RowUnit(model=tiny, method=ours, rows=GENUINE, row=row)
+        assert unit.in_task.config.catalyst == kind, task
+        assert unit.in_task.aware == (kind == "question")
+        if task in ("hotpotqa", "trec"):
+            one = method(f"infinipot:preset=paper:catalyst={kind}", base)
+            (expected,) = RowUnit(model=tiny, method=one, rows=GENUINE, row=row).run(replica)
+            (record,) = unit.run(replica)
+            assert record["distillations"] > 1
+            assert {**record, **expected} == {**expected, **{"pred": record["pred"]}}
+            records.append(record)
+    assert list(scores.by_method(records)) == ["infinipot preset paper, question by task"]
+    assert arranged(methods(labels, base), {"catalyst": "facts"})[0].by_task is False
+
+
+def test_the_table_of_the_paper_by_one_command(
+    data: Path, tiny: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    args = ["eval", "longbench", tiny.name, "--data", str(data), "--tasks", "hotpotqa", "--limit", "1",
+            "--protocol", "paper", "--pot-size", "520", "--device", "cpu", "-o", str(out)]  # fmt: skip
+    assert main(args) == 0
+    assert "infinipot preset paper, question by task" in capsys.readouterr().out
+    records = [json.loads(line) for line in (out / "longbench.jsonl").read_text().splitlines()]
+    found = {record["method"]: record["options"] for record in records}
+    assert found["infinipot:preset=paper"] == {
+        "pot_size": 520,
+        "distill_to": 260,
+        "novelty": 0.5,
+        "pool": 0,
+        "pool_kind": "avg",
+        "recent": 0,
+        "catalyst": "by task",
+    }
+    sizes = {label.partition(":")[0]: options.get("distill_to") for label, options in found.items()}
+    assert sizes == {
+        **dict.fromkeys(("full", "truncate", "self_extend")),
+        **dict.fromkeys(("snapkv", "streaming", "h2o"), "all but one"),
+        **dict.fromkeys(("sirllm", "tova", "infinipot"), 260),
+    }
+    distillations = {
+        record["method"].partition(":")[0]: record["distillations"] for record in records
+    }
+    assert distillations["streaming"] == distillations["h2o"] > 10 > distillations["tova"]
+    h2o = method("h2o:distill_to=519:recent=515", {"pot_size": 520})
+    assert h2o.config.mean_budget - h2o.config.recent == 4  # heavy hitters
+    assert h2o.label in found
+    assert len(found) == 11
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -432,6 +547,7 @@ def test_the_command_from_rows_to_prediction_files(
         (["--data", "no/such"], "there is no folder no/such"),
         (["--data", "DATA", "--tasks", "trek"], "did you mean 'trec'"),
         (["--data", "DATA", "--half", "left"], "even or odd"),
+        (["--data", "DATA", "--protocol", "papers"], "did you mean 'paper'"),
         (["--data", "DATA", "--against", "full"], "is not one of the policies"),
         (["--data", "DATA", "--system", "Be kind."], "--system is not possible here"),
     ],

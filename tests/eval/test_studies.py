@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from infinipot.eval.studies import PROMPTS, STUDIES
 from infinipot.eval.tasks import hops, kept
 from infinipot.eval.tasks.longbench import prompt_ids
 from infinipot.eval.teacher_forcing import open_session
+from infinipot.session import Session
 
 POT = {"pot_size": 160, "distill_to": 64}
 
@@ -135,15 +137,52 @@ def test_kept_units_count_what_the_pot_holds(tiny: Model, replica: Replica) -> N
         kept.plan(tiny, methods("full", {}), [one], None)
 
 
+def test_what_is_kept_of_a_text_is_read_once_for_all_its_questions(
+    tiny: Model, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = methods("infinipot:catalyst=general,infinipot", {"pot_size": 420, "distill_to": 60})
+    rows = [
+        dataclasses.replace(row_of("hotpotqa", words=240), id=question, input=question)
+        for question in ("Which port?", "Who?")
+    ]
+    units = kept.plan(tiny, some, rows, None)
+    alone = []
+    for unit in units:
+        replica.cache.clear()
+        alone += unit.run(replica)
+    replica.cache.clear()
+    readings: list[int] = []
+    append = Session.append
+
+    def noted(session: Session, ids: list[int], **more: Any) -> None:
+        readings.append(len(ids))
+        append(session, ids, **more)
+
+    monkeypatch.setattr(Session, "append", noted)
+    assert [record for unit in units for record in unit.run(replica)] == alone
+    texts = [count for count in readings if count == max(readings)]
+    assert len(texts) == 2 + 2  # without a bound, unknown; and known, a reading for each question
+
+
 # ---------------------------------------------------------------- commands
 
 
 def test_studies_name_methods_that_exist() -> None:
     for study in STUDIES.values():
-        some = methods(study.policies, {}, prompts=PROMPTS)
+        some = methods(study.methods(2048), {}, prompts=PROMPTS)
         assert len({(one.policy.name, json.dumps(one.options)) for one in some}) == len(some)
         assert study.against is None or study.against in [one.label for one in some]
     assert method("infinipot:novelty=0:context_reset=false", {}).config.context_reset is False
+
+
+@pytest.mark.parametrize("name", ["ablation", "novelty"])
+def test_without_catalyst_and_novelty_is_tovas_criterion(name: str) -> None:
+    """As in the paper's Table 3, at as many survivors as the other rows have."""
+    some = methods(STUDIES[name].methods(512), {"pot_size": 512})
+    assert [one.config.mean_budget for one in some] == [256] * len(some)
+    tova = [one for one in some if one.policy.name == "tova"]
+    assert [one.config.context_reset for one in tova] == [True, False][: len(tova)]
+    assert tova
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -31,6 +31,7 @@ CASES = {
     "streaming, a token at a time": {"policy": "streaming", "distill_to": 47},
     "h2o": {"policy": "h2o"},
     "h2o, a token at a time": {"policy": "h2o", "distill_to": 47},
+    "h2o, four heavy hitters": {"policy": "h2o", "distill_to": 47, "recent": 43},
     "h2o, group max": {"policy": "h2o", "gqa": "max", "sinks": 2},
     "tova": {"policy": "tova"},
     "tova, a token at a time": {"policy": "tova", "distill_to": 47},

@@ -22,6 +22,7 @@ from infinipot.eval.runner import Model, Replica
 from infinipot.eval.tables import markdown, name_key, names, number
 from infinipot.eval.tasks.longbench import Prompt, Row, prompt_ids, tasks
 from infinipot.eval.teacher_forcing import open_session
+from infinipot.session import Session
 
 NAME = "kept"
 KEY = ("model", "dtype", "method", "question", "options", "task", "id")
@@ -47,18 +48,32 @@ def whole(replica: Replica, prompt: Prompt, template: bool) -> Whole:
     last = replica.cache.get("whole")
     if last is not None and (last.prompt, last.template) == (prompt, template):
         return last
-    config = method("full", {}).config
-    session = open_session(replica, config, template=template)
-    session.score_all()
-    session.append(prompt.text)
+    session = reading(replica, method("full", {}), prompt, template)
+    before = session.pot.mark()
     count = session.stats.tokens_read
     novelty = session.pot.novelty[0, :count].cpu()
     session.append(prompt.question)
     token = session.logits.argmax(dim=-1, keepdim=True)
     scores = observe(session.runner, session.pot, token, CatalystLook(1))
+    session.pot.rollback(before)
     attention = torch.stack([scores[layer][0, :, :count].cpu() for layer in sorted(scores)])
     replica.cache["whole"] = Whole(prompt, template, attention, novelty)
     return replica.cache["whole"]
+
+
+def reading(replica: Replica, one: Method, prompt: Prompt, template: bool) -> Session:
+    """A session that has read the text of a prompt by a method. If the method does not know the
+    question, its last session is cached for other questions about the text."""
+    last: dict[str, tuple[Any, Session]] = replica.cache.setdefault("readings", {})
+    question = prompt.question if one.aware else None
+    about = (one.config, prompt.text, question, template)
+    if one.label not in last or last[one.label][0] != about:
+        session = open_session(replica, one.config, template=template)
+        if not one.policy.bounded:
+            session.score_all()
+        session.append(prompt.text, question=question)
+        last[one.label] = (about, session)
+    return last[one.label][1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +103,7 @@ class KeptUnit:
         longest_question = max(1, (config.pot_size - config.mean_budget) // 2)
         prompt = prompt_ids(replica.tokenizer, self.row, longest_question)
         unbounded = whole(replica, prompt, template)
-        session = open_session(replica, config, template=template)
-        session.append(prompt.text, question=prompt.question if self.method.aware else None)
+        session = reading(replica, self.method, prompt, template)
         kept = kept_places(session, unbounded.attention.shape[-1])
         free = slice(session.pot.pinned, None)
         hits = overlap(kept[..., free], unbounded.attention[..., free])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -25,6 +25,7 @@ from infinipot.eval.tasks.longbench_rows import (
     tasks,
 )
 from infinipot.eval.teacher_forcing import open_session
+from infinipot.session import Session
 from infinipot.text.chat_template import Dialogue
 
 __all__ = [
@@ -47,16 +48,23 @@ NAME = "longbench"
 KEY = ("model", "dtype", "method", "question", "options", "rows", "max_length", "task", "id")
 CLOSING = 32
 """Room in tokens for the end of the user's turn in the chat template."""
+ANSWERING = ("Single-document QA", "Multi-document QA")
+"""The groups of tasks that the paper calls question answering."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowUnit:
-    """One row, answered by one method."""
+    """One row, answered by one method.
+
+    rows: the kind of rows. more: further rows with the same text. It is read once, and every
+    question is answered from a copy.
+    """
 
     model: Model
     method: Method
     rows: str
     row: Row
+    more: tuple[Row, ...] = ()
     max_length: int | None = None
 
     @property
@@ -64,18 +72,21 @@ class RowUnit:
         return f"{self.row.task} {self.row.number + 1} · {self.method.label}"
 
     def keys(self) -> list[Record]:
-        return [
-            {
-                **self.model.about,
-                "method": self.method.label,
-                "question": self.method.question,
-                "options": self.method.options,
-                "rows": self.rows,
-                "max_length": self.max_length,
-                "task": self.row.task,
-                "id": self.row.id,
-            }
-        ]
+        shared = {
+            **self.model.about,
+            "method": self.method.label,
+            "question": self.method.question,
+            "options": self.method.options,
+            "rows": self.rows,
+            "max_length": self.max_length,
+            "task": self.row.task,
+        }
+        return [{**shared, "id": row.id} for row in (self.row, *self.more)]
+
+    @property
+    def in_task(self) -> Method:
+        """The method with the catalyst of this task."""
+        return in_task(self.method, self.row)
 
     def _longest(self, replica: Replica, task: Task) -> int | None:
         """The most ids of the prompt, None for no limit.
@@ -118,26 +129,54 @@ class RowUnit:
         return {"stop_ids": ends, "pick": NotFirst(ends)}
 
     def run(self, replica: Replica) -> list[Record]:
-        task = tasks()[self.row.task]
+        records = []
+        session = None
+        read: list[int] = []
+        for key, row in zip(self.keys(), (self.row, *self.more), strict=True):
+            prompt = self._prompt(replica, row)
+            if session is None or read != prompt.text:
+                session = self._reading(replica, prompt)
+                read = prompt.text
+            asked = session
+            if row is not (self.row, *self.more)[-1]:
+                asked = session.fork()
+            records.append({**key, **self._outcome(replica, asked, row, prompt)})
+        return records
+
+    def _prompt(self, replica: Replica, row: Row) -> Prompt:
+        task = tasks()[row.task]
         longest_question = self._longest_question(task)
-        longest = self._longest(replica, task)
-        prompt = prompt_ids(replica.tokenizer, self.row, longest_question, longest)
-        session = open_session(replica, self.method.config, template=task.chat)
-        session.append(prompt.text, question=prompt.question if self.method.aware else None)
+        return prompt_ids(replica.tokenizer, row, longest_question, self._longest(replica, task))
+
+    def _reading(self, replica: Replica, prompt: Prompt) -> Session:
+        """A session that has read the text of a prompt."""
+        method = self.in_task
+        task = tasks()[self.row.task]
+        pinned = len(Dialogue(replica.tokenizer, None, task.chat).head())
+        session = open_session(replica, method.beside(pinned), template=task.chat)
+        session.append(prompt.text, question=prompt.question if method.aware else None)
+        return session
+
+    def _outcome(self, replica: Replica, session: Session, row: Row, prompt: Prompt) -> Record:
+        task = tasks()[row.task]
         options = self._options(replica)
         ids = list(session.stream_ids(prompt.question, max_tokens=task.max_tokens, **options))
         text = str(replica.tokenizer.decode(ids, skip_special_tokens=True))
-        points = score(task.metric, text, self.row.answers, self.row.classes, task.first_line)
+        points = score(task.metric, text, row.answers, row.classes, task.first_line)
         stats = session.stats
-        outcome = {
-            "number": self.row.number,
+        return {
+            "number": row.number,
             "score": round(100 * points, 4),
             "pred": text,
             "prompt_tokens": len(prompt.text) + len(prompt.question),
             "distillations": stats.distillations,
             "peak_entries": stats.peak_entries,
         }
-        return [{**self.keys()[0], **outcome}]
+
+
+def in_task(method: Method, row: Row) -> Method:
+    """The method with the catalyst of a row's task, as in the paper's Table 1."""
+    return method.of_task(tasks()[row.task].group in ANSWERING)
 
 
 class NotFirst:
@@ -172,7 +211,7 @@ def plan(
     max_length: longest prompt for methods that the model's window limits, None for that window.
     Other methods read everything.
     """
-    return [
+    units = [
         RowUnit(
             model=model,
             method=method,
@@ -184,6 +223,21 @@ def plan(
         for row in _taking_turns(_of_half(rows, half), limit)
         for method in methods
     ]
+    return _one_reading_a_text(units)
+
+
+def _one_reading_a_text(units: Iterable[RowUnit]) -> list[RowUnit]:
+    """The units, with those joined whose text can be read once: the same text in the same task,
+    read by a method that does not know the question. They stand where the first of them stood."""
+    joined: dict[Any, RowUnit] = {}
+    for unit in units:
+        key: Any = (unit.rows, unit.method.label, unit.row.task, unit.row.context)
+        if unit.in_task.aware:
+            key += (unit.row.id,)
+        first = joined.setdefault(key, unit)
+        if first is not unit:
+            joined[key] = replace(first, more=(*first.more, unit.row))
+    return list(joined.values())
 
 
 def _of_half(rows: Iterable[Row], half: str | None) -> list[Row]:

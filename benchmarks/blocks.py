@@ -1,0 +1,723 @@
+"""The blocks of figures in README and docs: each is computed from records in benchmarks/results.
+
+`figures.py` writes them into the documents. A block is a list of lines without an empty one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Record = dict[str, Any]
+Block = Callable[[], list[str]]
+K = 1024
+QWEN = "qwen2.5-0.5b.gguf"
+LARGER = "qwen2.5-1.5b.gguf"
+DEPTHS = (0.1, 0.5, 0.9)
+DEFAULT = "infinipot:pool=45:pool_kind=trailing:distill_to=3072:recent=256"
+FACTS = "infinipot:preset=facts:distill_to=3072:recent=256"
+FACTS_0 = "infinipot:preset=facts:distill_to=3072:recent=0"
+PAPER = "infinipot:preset=paper"
+GENERAL = ":catalyst=general"
+RIVALS = ("keydiff", "h2o", "sirllm", "snapkv", "tova", "streaming", "truncate")
+BLOCKS: dict[str, Block] = {}
+
+
+def block(function: Block) -> Block:
+    """Register a block under the name of its function."""
+    BLOCKS[function.__name__.replace("_", "-")] = function
+    return function
+
+
+@functools.cache
+def records(name: str) -> list[Record]:
+    text = (RESULTS / f"{name}.jsonl").read_text("utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    rule = ["---"] * len(head)
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+def percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}"
+
+
+# ---------------------------------------------------------------- needles
+
+
+def needles(method: str, seeds: Sequence[int], **fields: Any) -> list[Record]:
+    """The records of a method on texts of these seeds. Without other fields: the small Qwen, one
+    needle in essays."""
+    wanted = {"model": QWEN, "haystack": "essays", "kind": "number", "method": method, **fields}
+    return [
+        record
+        for record in records("needle")
+        if record["seed"] in seeds and all(record[key] == value for key, value in wanted.items())
+    ]
+
+
+def cell(some: Sequence[Record], length: int, usual: int = 8) -> str:
+    """Right answers in % at each depth, and the number of trials if it is not the usual one."""
+    shares = []
+    trials = set()
+    for depth in DEPTHS:
+        right = [r["right"] for r in some if (r["length"], r["depth"]) == (length, depth)]
+        if not right:
+            return ""
+        shares.append(percent(sum(right), len(right)))
+        trials.add(len(right))
+    text = " / ".join(shares)
+    if trials == {usual}:
+        return text
+    return f"{text} ({' to '.join(map(str, sorted({min(trials), max(trials)})))})"
+
+
+def found(some: Sequence[Record], *lengths: int) -> tuple[int, int]:
+    right = [record["right"] for record in some if record["length"] in lengths]
+    return sum(right), len(right)
+
+
+def found_text(some: Sequence[Record], *lengths: int) -> str:
+    right, asked = found(some, *lengths)
+    return f"{right} of {asked}"
+
+
+def needle_row(name: str, some: Sequence[Record], lengths: Sequence[int]) -> list[str]:
+    first = some[0]
+    kept = first["options"].get("distill_to")
+    seeds = ", ".join(str(seed) for seed in sorted({record["seed"] for record in some}))
+    about = [name, first["question"] or "", f"{kept:,}" if kept else "", seeds]
+    return [*about, *[cell(some, length) for length in lengths]]
+
+
+LENGTHS = (4 * K, 16 * K, 64 * K, 128 * K, K * K)
+HEAD = ("method", "question", "kept", "seeds", "4K", "16K", "64K", "131K", "1M")
+SHOWN = (
+    ("**the default**", DEFAULT, (1, 2)),
+    ("trailing 45, recent 256", "infinipot:pool=45:pool_kind=trailing:recent=256", (1,)),
+    ("around 21, once, recent 256", "infinipot:pool=21:persist=once:recent=256", (1, 2)),
+    ("around 13", "infinipot:pool=13:recent=0", (0, 1)),
+    ("around 7", "infinipot:recent=0", (0,)),
+    ("no pooling, novelty 0", "infinipot:novelty=0:pool=0:recent=0", (0,)),
+    ("preset `paper`", PAPER, (0,)),
+    ("**preset `facts`**", FACTS, (1,)),
+    ("preset `facts`, recent 0", FACTS_0, (1,)),
+    ("`general`, around 7", f"infinipot{GENERAL}:recent=0", (0,)),
+    ("`general`, preset `paper`", f"{PAPER}{GENERAL}", (0,)),
+    *[(f"`{name}`", name, (0,)) for name in RIVALS],
+)
+
+
+@block
+def needles_in_essays() -> list[str]:
+    rows = [needle_row(name, needles(label, seeds), LENGTHS) for name, label, seeds in SHOWN]
+    return table(HEAD, rows)
+
+
+@block
+def needles_said() -> list[str]:
+    default = needles(DEFAULT, (1, 2))
+    facts = needles(FACTS, (1,))
+    plain = needles("infinipot:novelty=0:pool=0:recent=0", (0,))
+    paper = needles(PAPER, (0,))
+    others = [record for name in RIVALS for record in needles(name, (0,))]
+    once = needles("infinipot:pool=21:persist=once:recent=256", (1, 2))
+    by_seed = [[r for r in once if r["seed"] == seed] for seed in (1, 2)]
+    first, second = (found_text(some, K * K) for some in by_seed)
+    return [
+        f"- Question known, the default: {found_text(default, 4 * K, 16 * K, 64 * K)} up to 64K, "
+        f"{found_text(default, 128 * K)} at 131K, {found_text(default, K * K)} at a million tokens.",
+        f"- Without smoothing, at 131K: {found_text(plain, 128 * K)} with novelty 0, "
+        f"{found_text(paper, 128 * K)} with the preset `paper`.",
+        f"- Question unknown, preset `facts`: {found_text(facts, 16 * K)} at 16K, "
+        f"{found_text(facts, 128 * K)} at 131K, {found_text(facts, K * K)} at a million tokens.",
+        f"- {', '.join(f'`{name}`' for name in RIVALS)}: "
+        f"{found_text(others, 64 * K, 128 * K)} at 64K and 131K together.",
+        f"- Chance is large: around 21, once, recent 256 found {first} at a million tokens on texts "
+        f"of seed 1 and {second} on texts of seed 2.",
+    ]
+
+
+@block
+def needle_scores() -> list[str]:
+    return table(
+        ("catalyst", "contrast", "among the best of 131,072", "of 1,048,576"),
+        [
+            [
+                f"`{r['catalyst']}`",
+                f"`{r['contrast']}`" if r["contrast"] else "",
+                f"{100 * r['kept_of_131072']:.1f} %",
+                f"{100 * r['kept_of_1048576']:.1f} %",
+            ]
+            for r in records("needle_scores")
+        ],
+    )
+
+
+@block
+def needles_of_the_larger_model() -> list[str]:
+    shown = (
+        ("the default", DEFAULT),
+        ("around 13", "infinipot:pool=13:recent=0"),
+        ("around 7", "infinipot:recent=0"),
+        ("preset `paper`", PAPER),
+        ("preset `facts`, recent 0", FACTS_0),
+    )
+    lengths = (16 * K, 128 * K)
+    rows = [needle_row(name, needles(label, (1,), model=LARGER), lengths) for name, label in shown]
+    return table((*HEAD[:4], "16K", "131K"), rows)
+
+
+@block
+def needles_in_filler() -> list[str]:
+    shown = (
+        ("`general`, around 7", f"infinipot{GENERAL}:recent=0"),
+        ("`general`, around 13", f"infinipot:pool=13{GENERAL}:recent=0"),
+        ("`general`, trailing 45, recent 256", f"{DEFAULT}{GENERAL}"),
+        ("`general`, preset `paper`", f"{PAPER}{GENERAL}"),
+        ("preset `facts`, recent 0", FACTS_0),
+    )
+    lengths = (16 * K, 128 * K, K * K)
+    rows = [
+        needle_row(name, needles(label, (0, 1), haystack="filler"), lengths)
+        for name, label in shown
+    ]
+    return table((*HEAD[:4], "16K", "131K", "1M"), rows)
+
+
+@block
+def every_policy_once() -> list[str]:
+    some = [r for r in records("needle") if (r["model"], r["seed"]) == ("smollm2", 5)]
+    by_method: dict[tuple[str, str], list[Record]] = {}
+    for record in some:
+        by_method.setdefault((record["method"], record["question"] or ""), []).append(record)
+    rows = []
+    for (method, question), own in by_method.items():
+        mean = [r["kept"] for r in own if r["kept"] is not None]
+        share = f"{100 * sum(mean) / len(mean):.0f} %" if mean else ""
+        kept = own[0]["options"].get("distill_to")
+        right = found_text(own, 2 * K)
+        rows.append([f"`{method}`", question, str(kept or ""), right, share])
+    head = ("method", "question", "kept", "right")
+    return table((*head, "of the needle's tokens kept"), rows)
+
+
+@block
+def hops() -> list[str]:
+    shown = (
+        ("full context", "full", QWEN),
+        ("the default", DEFAULT, QWEN),
+        ("around 7", "infinipot:recent=0", QWEN),
+        ("preset `facts`, recent 0", FACTS_0, QWEN),
+        ("`general`, around 7", f"infinipot{GENERAL}:recent=0", QWEN),
+        ("`streaming`", "streaming", QWEN),
+        ("the larger model, full context", "full", LARGER),
+        ("the larger model, the default", DEFAULT, LARGER),
+    )
+    rows = []
+    for name, method, model in shown:
+        some = [r for r in records("hops") if (r["method"], r["model"]) == (method, model)]
+        cells = []
+        for length in (16 * K, 64 * K):
+            right = [
+                [r["right"] for r in some if (r["length"], r["hops"]) == (length, n)]
+                for n in range(3)
+            ]
+            cells.append(" / ".join(f"{sum(x)} of {len(x)}" for x in right) if right[0] else "")
+        rows.append([name, some[0]["question"] or "", *cells])
+    return table(("0 / 1 / 2 hops", "question", "16K", "64K"), rows)
+
+
+# ---------------------------------------------------------------- RULER
+
+RULER = (
+    ("full context", "full"),
+    ("**the default**", DEFAULT),
+    ("trailing 45", "infinipot:pool=45:pool_kind=trailing:recent=0"),
+    ("trailing 31, recent 256", DEFAULT.replace("45", "31")),
+    ("around 13", "infinipot:pool=13:recent=0"),
+    ("around 7", "infinipot:recent=0"),
+)
+RULER_TASKS = (
+    ("niah_single 1, 2, 3", [f"niah_single_{n}" for n in (1, 2, 3)]),
+    ("niah_multikey 1, 2, 3", [f"niah_multikey_{n}" for n in (1, 2, 3)]),
+    ("niah_multiquery, multivalue", ["niah_multiquery", "niah_multivalue"]),
+    ("vt, cwe, fwe", ["ruler_vt", "ruler_cwe", "ruler_fwe"]),
+)
+
+
+def ruler_scores(method: str) -> dict[str, float]:
+    """Scores by task on texts 21 to 50, which chose nothing."""
+    return {
+        r["task"]: r["score"]
+        for r in records("ruler")
+        if (r["method"], r.get("first"), r["samples"]) == (method, 20, 30)
+    }
+
+
+def ruler_mean(method: str) -> float:
+    some = ruler_scores(method).values()
+    return sum(some) / len(some)
+
+
+@block
+def ruler() -> list[str]:
+    kept = {r["method"]: r.get("distill_to") for r in records("ruler")}
+    head = [f"{name} ({kept[label]:,})" if kept[label] else name for name, label in RULER]
+    rows = [
+        [
+            name,
+            *[
+                ", ".join(f"{100 * ruler_scores(label)[task]:.0f}" for task in some)
+                for _, label in RULER
+            ],
+        ]
+        for name, some in RULER_TASKS
+    ]
+    means = [f"{100 * ruler_mean(label):.1f}" for _, label in RULER]
+    shares = [f"{ruler_mean(label) / ruler_mean('full'):.2f}" for _, label in RULER]
+    rows += [["mean of 11", *means], ["share of full context", *shares]]
+    return table(["", *head], rows)
+
+
+# ---------------------------------------------------------------- speed
+
+
+def bench(model: str) -> Record:
+    return [r for r in records("bench") if r["model"]["name"] == model][-1]
+
+
+def row_of(document: Record, length: int, what: str = "pot") -> Record:
+    (row,) = [r for r in document["rows"] if (r["length"], r["what"]) == (length, what)]
+    return row
+
+
+def gigabytes(count: int, digits: int = 1) -> str:
+    return f"{count / 1e9:.{digits}f}"
+
+
+@block
+def speed_8b() -> list[str]:
+    document = bench("llama-8b-shape")
+    rows = [
+        [
+            f"{r['length']:,}",
+            f"{r['prefill_tps']:,.0f} tokens/s",
+            f"{r['first_token_s']:.2f} s",
+            f"{r['decode_tps']:.0f} tokens/s",
+            f"{r['batch_tps']:.0f} tokens/s",
+            f"{gigabytes(r['peak_bytes'])} GB",
+            f"{gigabytes(r['batch_peak_bytes'])} GB",
+        ]
+        for r in document["rows"]
+        if r["what"] == "pot"
+    ]
+    head = ("tokens", "reading", "first token", "decoding", "8 answers together")
+    return table((*head, "peak, one answer", "peak, 8 answers"), rows)
+
+
+@block
+def speed_8b_parts() -> list[str]:
+    document = bench("llama-8b-shape")
+    tps = {r["what"]: r["prefill_tps"] for r in document["rows"] if r["length"] == 32 * K}
+    shares = document["parts"]["shares"]
+    parts = ", ".join(f"{name.replace('_', ' ')} {100 * x:.1f} %" for name, x in shares.items())
+    return [
+        f"Of the time to read 32,768 tokens, novelty takes {100 * (1 - tps['pot'] / tps['no nuc']):.1f} %, "
+        f"novelty and catalyst together {100 * (1 - tps['pot'] / tps['loop']):.1f} %. By part, each measured "
+        f"by itself: {parts}. (The paper's CD time is 1 to 3 % of its time to the first token.)"
+    ]
+
+
+@block
+def beside_kvpress() -> list[str]:
+    rows = []
+    for length in (8 * K, 32 * K, 128 * K):
+        some = [row_of(records("kvpress_beside")[-1], length, what) for what in BESIDE]
+        rows.append(
+            [
+                f"{length:,}",
+                " / ".join(f"{r['prefill_tps']:,.0f}" for r in some),
+                " / ".join(f"{r['first_token_s']:.2f}" for r in some) + " s",
+                " / ".join(f"{r['decode_tps']:.0f}" for r in some),
+                " / ".join(gigabytes(r["grew_bytes"]) for r in some) + " GB",
+            ]
+        )
+    head = ("tokens", "reading, tokens/s", "first token", "decoding, tokens/s")
+    return table((*head, "memory beside the weights"), rows)
+
+
+BESIDE = ("pot", "stock", "SnapKVPress")
+
+
+@block
+def speed_small_qwen() -> list[str]:
+    document = bench(QWEN)
+    rows = []
+    for length in (8 * K, 32 * K):
+        both = [row_of(document, length, what) for what in ("pot", "stock")]
+        rows.append(
+            [
+                f"{length:,}",
+                " / ".join(f"{r['prefill_tps']:,.0f}" for r in both),
+                " / ".join(f"{r['decode_tps']:.0f}" for r in both),
+                " / ".join(f"{r['batch_tps']:,.0f}" for r in both),
+                " / ".join(gigabytes(r["peak_bytes"], 2) for r in both) + " GB",
+            ]
+        )
+    head = ("tokens; pot / stock", "reading, tokens/s", "decoding", "8 together")
+    return table((*head, "peak, one answer"), rows)
+
+
+@block
+def speed_small_qwen_said() -> list[str]:
+    document = bench(QWEN)
+    ratios = [
+        row_of(document, n, "stock")["prefill_tps"] / row_of(document, n)["prefill_tps"]
+        for n in (8 * K, 32 * K)
+    ]
+    return [
+        f"Stock transformers reads texts of this model faster: {ratios[0]:.1f} times at 8K and "
+        f"{ratios[1]:.1f} times at 32K, since one forward pass over everything is cheap for so small "
+        "a model."
+    ]
+
+
+@block
+def speed_70b() -> list[str]:
+    rows = [
+        [
+            f"{r['length']:,}",
+            f"{r['prefill_tps']:,.0f} tokens/s",
+            f"{r['first_token_s']:.0f} s",
+            f"{r['decode_tps']:.1f} tokens/s",
+            f"{r['batch_tps']:.0f} tokens/s",
+            f"{gigabytes(r['peak_bytes'], 0)} GB",
+            f"{gigabytes(r['batch_peak_bytes'], 0)} GB",
+        ]
+        for r in bench("llama-70b-shape")["rows"]
+        if r["what"] == "pot"
+    ]
+    head = ("tokens", "reading", "first token", "decoding", "4 answers together")
+    return table((*head, "peak, one answer", "peak, 4 answers"), rows)
+
+
+@block
+def serving() -> list[str]:
+    rows = []
+    for r in records("serving"):
+        first, second = r["turns"]
+        rows.append(
+            [
+                str(r["clients"]),
+                f"{first['ttft_s']['median']:.2f} / {first['ttft_s']['p99']:.2f} s",
+                f"{second['ttft_s']['median']:.2f} / {second['ttft_s']['p99']:.2f} s",
+                f"{1e3 * first['inter_token_s']['median']:.1f} / {1e3 * first['inter_token_s']['p99']:.0f} ms",
+                f"{second['together_tps']:.0f} tokens/s",
+                f"{r['seconds']:.1f} s",
+            ]
+        )
+    head = ("clients", "first token, median / p99", "second turn, median / p99")
+    more = ("between tokens, first turn", "second turn, all together", "both turns")
+    return table((*head, *more), rows)
+
+
+@block
+def serving_said() -> list[str]:
+    some = records("serving")
+    failed = sum(len(r["errors"]) for r in some)
+    foreign = sum(r["cross_talk"]["foreign_codes"] for r in some)
+    return [f"Failed requests: {failed}. Answers that held another client's code: {foreign}."]
+
+
+@block
+def speed_cpu() -> list[str]:
+    document = bench("smollm2")
+    rows = []
+    for length in (K, 8 * K, 16 * K, 32 * K):
+        pot, stock = (row_of(document, length, what) for what in ("pot", "stock"))
+        rows.append(
+            [
+                f"{length:,}",
+                f"{pot['prefill_tps']:.0f} / {stock['prefill_tps']:.0f} tokens/s",
+                f"{pot['prefill_tps'] / stock['prefill_tps']:.2f}",
+                f"{pot['decode_tps']:.1f} / {stock['decode_tps']:.1f} tokens/s",
+                f"{pot['decode_tps'] / stock['decode_tps']:.2f}",
+                f"{gigabytes(pot['peak_bytes'], 2)} / {gigabytes(stock['peak_bytes'], 2)} GB",
+            ]
+        )
+    head = ("tokens", "reading, pot / stock", "ratio", "decoding, pot / stock", "ratio")
+    return table((*head, "peak of the process, pot / stock"), rows)
+
+
+@block
+def novelty_cost() -> list[str]:
+    rows = [
+        [
+            r["model"].removesuffix(".gguf"),
+            f"{r['tokens']:,}",
+            f"{r['ratio']:.2f}",
+            ", ".join(f"{b / a:.2f}" for a, b in r["rounds_s"]),
+        ]
+        for r in records("novelty_cost")[-2:]
+    ]
+    head = ("model", "tokens", "time with novelty over time without", "rounds")
+    return table(head, rows)
+
+
+@block
+def memory_flat() -> list[str]:
+    last = records("flat_memory")[-1]
+    rows = [
+        [
+            f"{r['tokens']:,}",
+            str(r["distillations"]),
+            f"{r['peak_rss_bytes'] / 2**20:,.0f} MiB",
+            f"{r['reading_peak_rss_bytes'] / 2**20:,.0f} MiB",
+        ]
+        for r in last["rows"]
+    ]
+    head = ("tokens", "distillations", "peak of the process", "peak since reading began")
+    return table(head, rows)
+
+
+@block
+def small_machine() -> list[str]:
+    (r,) = records("small_machine")
+    pot = r["pot"]
+    rows = [
+        [
+            f"pot of {r['pot_size']}, distilled to {r['distill_to']}",
+            f"{pot['tokens']:,} ({pot['distillations']} distillations)",
+            f"{pot['read_tps']:.0f} tokens/s",
+            f"{pot['answer_tps']:.0f} tokens/s",
+            f"{pot['peak_rss_bytes'] / 2**20:.0f} MiB",
+            f"{pot['pot_bytes'] / 1e6:.0f} MB",
+        ],
+        [
+            "stock transformers",
+            f"reads {r['stock']['reads']:,}, dies at {r['stock']['dies']:,}",
+            "",
+            "",
+            "",
+            f"{pot['full_cache_bytes'] / 1e6:,.0f} MB for the same text",
+        ],
+    ]
+    head = ("", "tokens", "reading", "answering", "peak, libraries included", "cache")
+    return table(head, rows)
+
+
+@block
+def server_on_a_cpu() -> list[str]:
+    load = records("server_load")[-1]
+    clients = [
+        round(x["decode_tps"]["8"] / x["decode_tps"]["1"], 1) for x in records("server_load")
+    ]
+    tiny, small = records("answers_together")
+    engine = [r["tps"]["8, novelty 0.25"] / r["tps"]["1, novelty 0.25"] for r in (tiny, small)]
+    spoiled = records("server_input")[-1]
+    first, last = (x / 1e6 for x in load["rss_bytes_first_last"])
+    before, after = (x / 1e6 for x in spoiled["rss_bytes"])
+    return [
+        f"- **Load**: {load['clients']} clients for {load['seconds']:.0f} s, {load['conversations']:,} "
+        f"conversations, {load['answers']:,} answers, {load['left']:,} clients that left in the middle: "
+        f"{load['errors']} errors, {load['cross-talk']} answers that belonged to somebody else, at most "
+        f"{load['peak_entries']} entries in a pot of {load['pot_size']}. Resident memory {first:.1f} to {last:.1f} MB.",
+        f"- **Eight clients' answers together** have {', '.join(map(str, clients[1:]))} times the tokens/s "
+        f"of one client's (the last: {load['decode_tps']['1']:.0f} and {load['decode_tps']['8']:,.0f} tokens/s); "
+        f"the engine alone {engine[0]:.1f} times, with SmolLM2 {engine[1]:.1f} times.",
+        f"- **Spoiled requests**: {sum(spoiled['spoiled'].values()):,} by mutation, and those that schemathesis "
+        f"makes of the description: {spoiled['not_allowed']} answers that are not documented. Resident memory "
+        f"{before:.0f} to {after:.0f} MB.",
+    ]
+
+
+@block
+def eight_bits() -> list[str]:
+    (r,) = records("pot_options")
+    rows = [
+        [name, f"{x['loss']:.3f}", str(x["distillations"]), f"{x['relative_bytes']:.2f}"]
+        for name, x in r["rows"].items()
+        if name in ("default", "distil to 1/4", "int8", "fp8", "streaming", "h2o", "full")
+    ]
+    return table(("option", "loss, nats a token", "distillations", "bytes, relative"), rows)
+
+
+# ---------------------------------------------------------------- what a pot keeps, and positions
+
+
+def kept(what: str) -> list[Record]:
+    return [r for r in records("survivors") if r["what"] == what]
+
+
+@block
+def heads_own_choice() -> list[str]:
+    rows = [
+        [
+            r["gqa"],
+            str(r["pots"]),
+            f"{100 * r['share']:.0f} %",
+            f"{100 * r['least_layer']:.0f} % to {100 * r['most_layer']:.0f} %",
+        ]
+        for r in kept("heads")
+    ]
+    head = ("`gqa`", "full pots", "share of its own choice that a query head keeps", "by layer")
+    return table(head, rows)
+
+
+@block
+def cycles() -> list[str]:
+    (r,) = kept("cycles")
+    rows = [
+        [
+            str(row["cycle"]),
+            f"{row['read']:,}",
+            f"{100 * row['overlap']:.0f} %",
+            f"{100 * row['novelty_cap']:.0f} %",
+            f"{100 * row['novelty_cap_nuc']:.0f} %",
+        ]
+        for row in r["rows"]
+    ]
+    head = ("distillation", "tokens read", "CaP's survivors that CaP with NuC keeps")
+    return table((*head, "most novelty that CaP holds", "that CaP with NuC holds"), rows)
+
+
+@block
+def chunks() -> list[str]:
+    rows = [
+        [
+            f"{r['tokens']:,}",
+            str(r["machine"]["threads"]),
+            f"{r['heads_that_differ']} of {r['heads']}",
+            f"{100 * (1 - r['same_survivors']):.1f} %",
+        ]
+        for r in kept("chunks")
+    ]
+    head = ("tokens", "threads", "KV heads whose survivors differ", "survivors that differ")
+    return table(head, rows)
+
+
+@block
+def beyond_the_window() -> list[str]:
+    some = [r for r in records("perplexity") if r["model"] == "smollm2"]
+    every = some[0]["every"]
+    places = [f"{n * every:,} on" for n in range(len(some[0]["losses"]))]
+    names = {False: "CR-RoPE", True: "positions grow"}
+    rows = [
+        [
+            names["context_reset=false" in r["method"]],
+            *[f"{math.exp(loss):.1f}" for loss in r["losses"]],
+        ]
+        for r in some
+    ]
+    return table(("perplexity from token", *places), rows)
+
+
+# ---------------------------------------------------------------- README
+
+
+@block
+def measured() -> list[str]:
+    flat = records("flat_memory")[-1]
+    growth = flat["rows"][1]["peak_rss_bytes"] / flat["rows"][0]["peak_rss_bytes"]
+    return table(
+        ("what", "figure", "command"),
+        [
+            [
+                "a pass key in 131,072 tokens of essays, Qwen2.5-Coder-0.5B, pot 4,096, held out",
+                f"question known: found {found_text(needles(DEFAULT, (1, 2)), 128 * K)} times; unknown, "
+                f"`--preset facts`: {found_text(needles(FACTS, (1,)), 128 * K)}",
+                "`infinipot needle`",
+            ],
+            [
+                "the same in 1,048,576 tokens",
+                f"question known: {found_text(needles(DEFAULT, (1, 2)), K * K)}; unknown: "
+                f"{found_text(needles(FACTS, (1,)), K * K)}",
+                "`infinipot needle`",
+            ],
+            [
+                "eleven RULER tasks at 16,384 tokens, the same model and pot, question known, held out",
+                f"{ruler_mean(DEFAULT) / ruler_mean('full'):.2f} of full context's score",
+                "`infinipot eval lm`",
+            ],
+            [
+                "peak memory of the process over 131,138 tokens, relative to 16,444",
+                f"{growth:.4f}",
+                "`python benchmarks/flat_memory.py`",
+            ],
+            *measured_speed(),
+        ],
+    )
+
+
+def measured_speed() -> list[list[str]]:
+    shape = row_of(bench("llama-8b-shape"), K * K)
+    pot, stock, press = (row_of(records("kvpress_beside")[-1], 128 * K, what) for what in BESIDE)
+    one, many = records("serving")[:2]
+    cpu = {
+        (n, what): row_of(bench("smollm2"), n, what)
+        for n in (K, 8 * K, 16 * K, 32 * K)
+        for what in ("pot", "stock")
+    }
+
+    def ratio(length: int, name: str) -> str:
+        return f"{cpu[length, 'pot'][name] / cpu[length, 'stock'][name]:.2f}"
+
+    small = records("small_machine")[-1]
+    clients = [f"{turn['together_tps']:.0f}" for turn in one["turns"]]
+    return [
+        [
+            "8B Llama shape, pot 4,096 distilled to 2,048 (not the default 3,072), one H200",
+            f"{shape['prefill_tps']:,.0f} tokens/s at a million tokens; decoding {shape['decode_tps']:.0f} tokens/s, "
+            f"eight answers together {shape['batch_tps']:.0f}",
+            "`infinipot bench llama-8b-shape --lengths 32k,128k,1m --distill-to 2048`",
+        ],
+        [
+            "the 8B shape served at default sizes, one H200, prompts of 4,540 tokens",
+            f"one client {min(clients)} to {max(clients)} tokens/s; 32 clients at once: first token after "
+            f"{many['turns'][0]['ttft_s']['median']:.1f} s (median), of a second turn after "
+            f"{many['turns'][1]['ttft_s']['median']:.1f} s",
+            "`python benchmarks/serving.py`",
+        ],
+        [
+            "the 8B shape at 131,072 tokens, 2,048 survivors (stock transformers; kvpress)",
+            f"reading {pot['prefill_tps']:,.0f} tokens/s ({stock['prefill_tps']:,.0f}; {press['prefill_tps']:,.0f}); decoding "
+            f"{pot['decode_tps']:.0f} ({stock['decode_tps']:.0f}; {press['decode_tps']:.0f}); memory beside the weights "
+            f"{gigabytes(pot['grew_bytes'])} GB ({gigabytes(stock['grew_bytes'])}; {gigabytes(press['grew_bytes'])})",
+            "`python benchmarks/kvpress_beside.py`",
+        ],
+        [
+            "Qwen2.5-Coder-0.5B, one H200, relative to stock transformers",
+            qwen_beside_stock(),
+            "`infinipot bench qwen2.5-0.5b.gguf --compare stock --distill-to 2048`",
+        ],
+        [
+            "SmolLM2 on the two CPU cores, pot 2,048, relative to stock transformers",
+            f"reading 1K {ratio(K, 'prefill_tps')}, 8K {ratio(8 * K, 'prefill_tps')} and 32K "
+            f"{ratio(32 * K, 'prefill_tps')} times as fast; decoding behind 1K {ratio(K, 'decode_tps')}, behind 16K "
+            f"{ratio(16 * K, 'decode_tps')}; peak at 32K {gigabytes(cpu[32 * K, 'pot']['peak_bytes'], 2)} GB "
+            f"({gigabytes(cpu[32 * K, 'stock']['peak_bytes'], 2)})",
+            "`infinipot bench smollm2 --compare stock`",
+        ],
+        [
+            "131,138 tokens on one core in 700 MiB, SmolLM2, pot 512",
+            f"{small['pot']['read_tps']:.0f} tokens/s; stock transformers dies at {small['stock']['dies']:,}",
+            "`python benchmarks/small_machine.py`",
+        ],
+    ]
+
+
+def qwen_beside_stock() -> str:
+    document = bench(QWEN)
+    reading, decoding = (
+        row_of(document, 32 * K)[name] / row_of(document, 32 * K, "stock")[name]
+        for name in ("prefill_tps", "decode_tps")
+    )
+    return f"reading 32K {reading:.2f} times as fast (slower: the model is small); decoding {decoding:.1f}"
