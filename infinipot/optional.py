@@ -25,3 +25,4 @@ def need(module: str, what: str, install: str) -> Any:
 EVAL = "'infinipot[eval]'"
 LM = "'infinipot[lm]'"
 RAY = "'infinipot[ray]'"
+DOCUMENTS = "'infinipot[documents]'"

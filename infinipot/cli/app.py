@@ -28,10 +28,16 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-TextFile = Annotated[
-    str | None,
+TextFiles = Annotated[
+    list[str] | None,
     typer.Option(
-        "-f", "--file", metavar="FILE", help="Text to read first, UTF-8 of any length; - is stdin."
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="Text to read first, of any length: a file, a folder, or a pattern ('*.md'); "
+        "repeatable. Several are read in order, behind marks with their names. PDF, HTML, DOCX, "
+        "EPUB and e-mail are converted. What is piped in comes last, or where -f - stands.",
+        show_default=False,
     ),
 ]
 Question = Annotated[

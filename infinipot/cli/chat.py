@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, SavedPot, TextFile, app
+from infinipot.cli.app import EPILOG, Model, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, Failure, check_utf8, put, say
 from infinipot.cli.options import COMMON, POT, SAMPLING
+from infinipot.cli.source import Source
 
 if TYPE_CHECKING:
     from infinipot import Session
@@ -37,18 +38,21 @@ NewPot = Annotated[
 def chat(
     model: Model,
     options: CommandOptions,
-    file: TextFile = None,
+    file: TextFiles = None,
     pot: SavedPot = None,
     save_pot: NewPot = None,
 ) -> int:
     """Talk, without end, in a pot of fixed size. A line is a message; /help lists the commands."""
     from infinipot.cli.session import open_session, prepare, read
 
-    if file == "-":
+    if "-" in (file or ()):
         raise BadUse(
             "-f - would read the text from stdin, where the messages come from: give a file"
         )
-    job = prepare(options, file=file, question=None, pot=pot, save=save_pot)
+    source = None
+    if file:
+        source = Source(*file)
+    job = prepare(options, source=source, question=None, pot=pot, save=save_pot)
     if job.config.prefill == "whole":
         raise BadUse(
             "prefill whole distils once for each answer, so a chat has no pot to go on with: "
@@ -86,16 +90,17 @@ def talk(job: Job, session: Session) -> None:
 
 def reply(job: Job, session: Session, message: str, interactive: bool) -> None:
     """Answer one message. On a terminal a message that cannot be answered does not end the chat."""
-    from infinipot.cli.session import answer
+    from infinipot.cli.answer import answer, report_cut
 
     try:
-        answer(session, message, job.sampling, put, aware=False)
+        answered = answer(session, message, job.sampling, put, aware=False)
     except ValueError as problem:
         if not interactive:
             raise
         say(str(problem))
     else:
         put("\n")
+        report_cut(answered, job.options)
 
 
 def next_line(interactive: bool) -> str | None:

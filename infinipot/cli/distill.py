@@ -7,20 +7,10 @@ from typing import Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, SavedPot, app
+from infinipot.cli.app import EPILOG, Model, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.options import COMMON, POT
 
-TextFile = Annotated[
-    str,
-    typer.Option(
-        "-f",
-        "--file",
-        metavar="FILE",
-        help="The text, UTF-8 of any length; - is stdin.",
-        show_default=False,
-    ),
-]
 NewPot = Annotated[
     Path,
     typer.Option(
@@ -40,15 +30,16 @@ Question = Annotated[
 def distill(
     model: Model,
     options: CommandOptions,
-    file: TextFile,
     output: NewPot,
+    file: TextFiles = None,
     prompt: Question = None,
     pot: SavedPot = None,
 ) -> int:
     """Read a text and save the pot, for questions later (generate --pot)."""
     from infinipot.cli.session import open_session, prepare, read, report
+    from infinipot.cli.source import need_source
 
-    job = prepare(options, file=file, question=prompt, pot=pot, save=output)
+    job = prepare(options, source=need_source(file), question=prompt, pot=pot, save=output)
     session = open_session(job, model)
     read(job, session)
     report(job, session, f"read {job.read_tps:,.0f} tok/s")

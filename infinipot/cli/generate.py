@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infinipot.cli.app import EPILOG, Json, Model, Question, SavedPot, TextFile, app
+from infinipot.cli.app import EPILOG, Json, Model, Question, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, put
 from infinipot.cli.options import COMMON, POT, SAMPLING
@@ -15,7 +15,8 @@ from infinipot.text.json_text import json_text
 
 if TYPE_CHECKING:
     from infinipot import Session
-    from infinipot.cli.session import Answer, Job
+    from infinipot.cli.answer import Answer
+    from infinipot.cli.session import Job
 
 NewPot = Annotated[
     Path | None,
@@ -32,21 +33,24 @@ NewPot = Annotated[
 def generate(
     model: Model,
     options: CommandOptions,
-    file: TextFile = None,
+    file: TextFiles = None,
     prompt: Question = None,
     pot: SavedPot = None,
     save_pot: NewPot = None,
     json: Json = False,
 ) -> int:
     """Read a text and answer a question about it."""
-    from infinipot.cli.session import answer, open_session, prepare, read
+    from infinipot.cli.answer import answer, report_cut
+    from infinipot.cli.session import open_session, prepare, read
+    from infinipot.cli.source import source_of
 
-    if not file and not prompt:
+    source = source_of(file)
+    if source is None and not prompt:
         raise BadUse(
             "nothing to read and nothing to answer: "
-            "give a text with -f FILE, a question with -p, or both"
+            "give a text with -f FILE or piped in, a question with -p, or both"
         )
-    job = prepare(options, file=file, question=prompt, pot=pot, save=save_pot)
+    job = prepare(options, source=source, question=prompt, pot=pot, save=save_pot)
     session = open_session(job, model)
     read(job, session)
     if json:
@@ -55,6 +59,7 @@ def generate(
     else:
         reply = answer(session, prompt, job.sampling, show=put)
         put("\n")
+    report_cut(reply, options)
     report(job, session, reply)
     if reply.stopped:
         return 130
@@ -78,6 +83,7 @@ def document(job: Job, session: Session, reply: Answer) -> dict[str, Any]:
     stats = session.stats
     return {
         "text": reply.text,
+        "finish_reason": reply.finish_reason,
         "usage": {
             "prompt_tokens": stats.tokens_read - reply.tokens,
             "completion_tokens": reply.tokens,

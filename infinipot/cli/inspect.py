@@ -7,20 +7,14 @@ from typing import Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, app
+from infinipot.cli.app import EPILOG, Model, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, check_utf8, doing, say
 from infinipot.cli.options import COMMON, POT
 from infinipot.cli.session import check_writable
-from infinipot.cli.source import Source
+from infinipot.cli.source import need_source
 from infinipot.cli.sweep import Sweep, prepare
 
-TextFile = Annotated[
-    str,
-    typer.Option(
-        "-f", "--file", metavar="FILE", help="The text, UTF-8; - is stdin.", show_default=False
-    ),
-]
 Page = Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")]
 Question = Annotated[
     str | None,
@@ -38,7 +32,7 @@ Question = Annotated[
 def inspect(
     model: Model,
     options: CommandOptions,
-    file: TextFile,
+    file: TextFiles = None,
     out: Page = Path("survivors.html"),
     prompt: Question = None,
     max_tokens: Annotated[
@@ -59,8 +53,8 @@ def inspect(
     return 0
 
 
-def whole_text(file: str) -> str:
-    source = Source(file)
+def whole_text(file: list[str] | None) -> str:
+    source = need_source(file)
     text = "".join(source)
     if source.problem:
         raise BadUse(source.problem)

@@ -6,8 +6,6 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,18 +49,16 @@ class Job:
 def prepare(
     options: CommandOptions,
     *,
-    file: str | None,
+    source: Source | None,
     question: str | None,
     pot: Path | None,
     save: Path | None,
 ) -> Job:
-    """Check the command line. pot: the saved pot to go on from. save: where to save the pot."""
+    """Check the command line. source: the texts to read. pot: the saved pot to go on from. save:
+    where to save the pot."""
     check_utf8("--prompt", question)
     if save is not None:
         check_writable("save", save)
-    source = None
-    if file is not None:
-        source = Source(file)
     with doing("starting", options.quiet):
         from infinipot.config import Sampling
 
@@ -231,54 +227,6 @@ def write(session: Session, path: str | os.PathLike[str]) -> None:
         session.save(path)
     except PotFileError as problem:
         raise Failure(str(problem)) from problem
-
-
-@dataclasses.dataclass
-class Answer:
-    """An answer and its speed."""
-
-    text: str = ""
-    tokens: int = 0
-    first_token_s: float | None = None
-    seconds: float = 0.0
-    stopped: bool = False
-
-    @property
-    def tps(self) -> float | None:
-        """Tokens per second after the first."""
-        if self.first_token_s is None or self.tokens < 2:
-            return None
-        return (self.tokens - 1) / max(self.seconds - self.first_token_s, 1e-9)
-
-
-def answer(
-    session: Session,
-    question: str | None,
-    sampling: Sampling,
-    show: Callable[[str], None],
-    aware: bool = True,
-) -> Answer:
-    """Answer into the pot and show the pieces, until the answer ends or Ctrl-C stops it. What it
-    has said until then stays in the pot.
-
-    With prefill="whole" nothing stays, because each answer has its own distillation.
-    """
-    result = Answer()
-    started = time.perf_counter()
-    keep = session.config.prefill != "whole"
-    pieces = session.stream(question, keep=keep, aware=aware, **dataclasses.asdict(sampling))
-    with closing(pieces), interrupts.gently():
-        for piece in pieces:
-            if result.first_token_s is None:
-                result.first_token_s = time.perf_counter() - started
-            result.text += piece
-            show(piece)
-            result.stopped = interrupts.pending
-            if result.stopped:
-                break
-    result.tokens = len(pieces.ids)
-    result.seconds = time.perf_counter() - started
-    return result
 
 
 def statistics(session: Session) -> str:

@@ -1,71 +1,89 @@
-"""A text from a file or from stdin, read block by block."""
+"""The texts of a command line, from files and from stdin, read block by block."""
 
 from __future__ import annotations
 
-import codecs
 import os
+import select as system
+import stat
 import sys
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
-from infinipot.cli.console import BadUse, interrupts
+from infinipot.cli.console import BadUse, interrupts, say
+from infinipot.text import files
 
-BLOCK_BYTES = 1 << 14
-
-
-def open_bytes(name: str) -> BinaryIO:
-    if name == "-":
-        return sys.stdin.buffer
-    return open(name, "rb")
+PATIENCE_S = 2.0
+"""How long a pipe at stdin may say nothing before the user is told what the command waits for."""
 
 
 class Source:
-    """An iterator over the pieces of a text. Bytes that are not UTF-8 end it, and `problem` says
-    where they are."""
+    """An iterator over the pieces of one or more texts, in order. Several texts stand behind marks
+    with their names.
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        if name == "-":
-            self.name = "stdin"
-        self.bytes_read = 0
+    names: files, folders and patterns; `-` is stdin. What cannot be read ends the text, and
+    `problem` says why. Raises BadUse for what is found out before the reading.
+    """
+
+    def __init__(self, *names: str) -> None:
         self.problem: str | None = None
-        self.size: int | None = None
+        self.size: int | None = 0
+        self.done_bytes = 0
+        self.text: files.FileText | None = None
+        self.pipes: dict[str, BinaryIO] = {}
         try:
-            self.file = open_bytes(name)
-            if self.file.seekable():
-                self.size = os.fstat(self.file.fileno()).st_size or None
-                if not self.file.peek(1):  # type: ignore[attr-defined]
-                    raise BadUse(f"{self.name} is empty: there is nothing to read")
-        except FileNotFoundError:
-            raise BadUse(f"there is no file {name}") from None
-        except OSError as problem:
-            raise BadUse(f"cannot read {name}: {problem.strerror or problem}") from None
+            selection = files.select(names)
+            self.names = selection.files
+            for note in selection.notes:
+                say(note)
+            for name in self.names:
+                self._check(name)
+        except (FileNotFoundError, ValueError) as problem:
+            raise BadUse(str(problem)) from None
+
+    @property
+    def name(self) -> str:
+        return ", ".join(shown(name) for name in self.names)
+
+    @property
+    def bytes_read(self) -> int:
+        if self.text is None:
+            return self.done_bytes
+        return self.done_bytes + self.text.bytes_read
+
+    def _check(self, name: str) -> None:
+        """Look at the start of a file, and note its size. A pipe is left alone."""
+        file = open_bytes(name)
+        if not file.seekable():
+            self.pipes[name] = file
+            self.size = None
+            return
+        place = file.tell()
+        start = file.read(files.BLOCK_BYTES)
+        file.seek(place)
+        files.check_start(start, shown(name))
+        size = os.fstat(file.fileno()).st_size
+        if self.size is not None and files.kind_of(start, shown(name)) is None and size:
+            self.size += size
+        else:
+            self.size = None
+        if name != "-":
+            file.close()
 
     def __iter__(self) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        first = True
-        more = True
-        while more:
-            # bytes of a character whose end is in the next block
-            waiting = len(decoder.getstate()[0])
-            with interrupts.waiting():
-                block = self.file.read1(BLOCK_BYTES)  # type: ignore[attr-defined]
-            more = bool(block)
+        for number, name in enumerate(self.names):
+            if len(self.names) > 1:
+                yield files.mark(shown(name), first=number == 0)
+            file = self.pipes.get(name) or open_bytes(name)
+            self.text = files.FileText(file, shown(name), interrupts.waiting)
             try:
-                text = decoder.decode(block, final=not more)
-            except UnicodeDecodeError as problem:
-                place = self.bytes_read - waiting + problem.start
-                byte = problem.object[problem.start]
-                self.problem = (
-                    f"{self.name} is not UTF-8 at byte {place:,} (0x{byte:02x}); convert it first"
-                )
-                text = problem.object[: problem.start].decode("utf-8")
-                more = False
-            self.bytes_read += len(block)
-            if first:
-                first = not text
-                text = text.removeprefix("\ufeff")
-            yield text
+                yield from self.text
+            except ValueError as problem:
+                self.problem = str(problem)
+                return
+            self.done_bytes = self.bytes_read
+            self.text = None
+            if name != "-":
+                file.close()
 
     def share(self, tokens: int) -> float | None:
         """The approximate share of the text that has been read after `tokens` tokens; None if the
@@ -74,3 +92,51 @@ class Source:
         if self.size is None:
             return None
         return min(0.99, min(self.bytes_read, 4 * tokens) / self.size)
+
+
+def shown(name: str) -> str:
+    if name == "-":
+        return "stdin"
+    return name
+
+
+def open_bytes(name: str) -> BinaryIO:
+    if name == "-":
+        return sys.stdin.buffer
+    try:
+        return open(name, "rb")
+    except OSError as problem:
+        raise BadUse(f"cannot read {name}: {problem.strerror or problem}") from None
+
+
+def source_of(names: list[str] | None) -> Source | None:
+    """The texts of `-f`, and behind them what is piped in; None if there is neither."""
+    given = list(names or ())
+    if "-" not in given and piped():
+        given.append("-")
+    if not given:
+        return None
+    return Source(*given)
+
+
+def need_source(names: list[str] | None) -> Source:
+    source = source_of(names)
+    if source is None:
+        raise BadUse("nothing to read: give a text with -f FILE, or pipe one in")
+    return source
+
+
+def piped() -> bool:
+    """Whether a text comes at stdin: a pipe, a socket or a file that holds at least a byte. Waits
+    for this byte."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # closed, or replaced
+        return False
+    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
+        return False
+    with interrupts.leaving():
+        ready, _, _ = system.select([sys.stdin], [], [], PATIENCE_S)
+        if not ready:
+            say("waiting for the text at stdin, which is a pipe (< /dev/null leaves it out)")
+        return bool(cast(Any, sys.stdin.buffer).peek(1))

@@ -85,7 +85,7 @@ def test_torchao_is_hushed_and_nothing_else(run: Any, caplog: pytest.LogCaptureF
             ["pot_size=64 leaves no room"],
         ),
         (["generate", "MODEL", "-p", "x", "-f", "no/such"], ["there is no file no/such"]),
-        (["generate", "MODEL", "-p", "x", "-f", "."], ["cannot read ."]),
+        (["generate", "MODEL", "-p", "x", "-f", "no/*.txt"], ["no/*.txt names no file"]),
         (["generate", "MODEL", "-p", "x", "--pot", "no/such"], ["there is no file no/such"]),
         (["generate", "MODEL", "-p", "x", "--pot", "BOOK"], ["is not a readable pot file"]),
         (["generate", "MODEL", "-p", "x", "--save-pot", "no/such"], ["there is no folder"]),

@@ -27,7 +27,9 @@ def test_stdout_is_the_answer_and_nothing_else(run: Any, model: str, book: str) 
     session = Session(*load(model), PotConfig(pot_size=128, distill_to=48, chunk_tokens=16))
     session.append(TEXT[:1200], question="Who hid it?")
     assert out == session.ask("Who hid it?", max_tokens=12) + "\n"
-    one_line(err, "in a pot of 128 (peak 128,", "distillations)", "a full cache", "tok/s")
+    cut, line = err.splitlines()
+    assert cut.startswith("infinipot: the answer was cut after 12 tokens")
+    one_line(line + "\n", "in a pot of 128 (peak 128,", "distillations)", "a full cache", "tok/s")
 
 
 def test_quiet_prints_no_statistics(run: Any, model: str, book: str) -> None:
@@ -49,7 +51,7 @@ def test_json_shape(run: Any, model: str, book: str) -> None:
     )
     document = json.loads(out)
     assert code == 0
-    assert set(document) == {"text", "usage", "pot", "timings"}
+    assert set(document) == {"text", "finish_reason", "usage", "pot", "timings"}
     assert document["text"] + "\n" == plain
     assert document["usage"]["completion_tokens"] == 5
     assert document["usage"]["prompt_tokens"] > 300

@@ -28,8 +28,9 @@ def test_characters_across_blocks_and_a_byte_order_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from infinipot.cli import source
+    from infinipot.text import files
 
-    monkeypatch.setattr(source, "BLOCK_BYTES", 5)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 5)
     path = tmp_path / "text"
     path.write_bytes(b"\xef\xbb\xbf" + "häßlich, 𝄞 und 漢字".encode())
     assert "".join(source.Source(str(path))) == "häßlich, 𝄞 und 漢字"
