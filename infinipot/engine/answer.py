@@ -18,12 +18,14 @@ class Answer(Iterator[str]):
 
     def __init__(self, tokens: Generator[int, None, None], pieces: Pieces, max_tokens: int) -> None:
         self.ids: list[int] = []
-        self._reasons: list[str] = []
-        self._run = _decode(tokens, pieces, max_tokens, self.ids, self._reasons)
+        self.reasons: list[str] = []
+        """Empty while the answer runs, then its finish_reason. Whoever keeps this list does not keep
+        the answer."""
+        self._run = _decode(tokens, pieces, max_tokens, self.ids, self.reasons)
 
     @property
     def finish_reason(self) -> str | None:
-        return next(iter(self._reasons), None)
+        return next(iter(self.reasons), None)
 
     def __next__(self) -> str:
         return next(self._run)

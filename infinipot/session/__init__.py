@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Generator
 from typing import Any
@@ -57,6 +56,7 @@ class Session(SessionView):
         self.special_tokens = special_tokens
         self._reader = reader_for(self.runner, config or PotConfig())
         self._dialogue: Dialogue | None = None
+        self._reasons: list[str] = []
 
     def append(
         self,
@@ -68,8 +68,8 @@ class Session(SessionView):
     ) -> None:
         """Read a text, and distil whenever the pot is full.
 
-        text: str, token ids (list or tensor [T] or [1, T]), or an iterator of str, which is read
-        piece by piece. question: the question to come (str or ids); it becomes the catalyst.
+        text: str, token ids (list or tensor [T] or [1, T]), a Path or several (files, folders,
+        documents), or an iterator of str, which is read piece by piece. question: the question to come (str or ids); it becomes the catalyst.
         progress: called after every chunk. special_tokens: instead of the session's. Raises
         ValueError, before anything is read, if the sizes leave no room. After an interruption the
         chunks already read stay in the pot. Raises RuntimeError while another thread reads.
@@ -184,7 +184,9 @@ class Session(SessionView):
             aware=aware,
             special_tokens=special_tokens,
         )
-        return Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
+        reply = Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
+        self._reasons = reply.reasons
+        return reply
 
     def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
         """The answer's token ids, one by one, without the id that ends it. options: as in
@@ -245,14 +247,6 @@ class Session(SessionView):
             "catalyst": catalyst,
             "settled": settled,
         }
-
-    def fork(self) -> Session:
-        """An independent session with a copy of the pot. Model and tokenizer are shared."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._reader = self._reader.copy()
-        twin._dialogue = copy.copy(self._dialogue)
-        return twin
 
     def __reduce__(self) -> str:
         raise TypeError(

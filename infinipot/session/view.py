@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
@@ -9,6 +12,9 @@ from infinipot.config import PotConfig
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import Reader, Stats
 from infinipot.model.runner import ModelRunner
+from infinipot.text.chat_template import Dialogue
+
+View = TypeVar("View", bound="SessionView")
 
 
 class SessionView:
@@ -16,6 +22,8 @@ class SessionView:
 
     runner: ModelRunner
     _reader: Reader
+    _dialogue: Dialogue | None
+    _reasons: list[str]
 
     @property
     def pot(self) -> Pot:
@@ -38,11 +46,25 @@ class SessionView:
         return self._reader.stats
 
     @property
+    def finish_reason(self) -> str | None:
+        """How the newest answer as text ended: `stop`, or `length`, cut at max_tokens. None before
+        its end."""
+        return next(iter(self._reasons), None)
+
+    @property
     def logits(self) -> Tensor:
         """Next-token logits [1, V] float32 after what the pot has read."""
         if self.pot.hidden is None:
             raise ValueError("nothing has been read: append a text first")
         return self.runner.head(self.pot.hidden)[:, -1].float()
+
+    def fork(self: View) -> View:
+        """An independent session with a copy of the pot. Model and tokenizer are shared."""
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin._reader = self._reader.copy()
+        twin._dialogue = copy.copy(self._dialogue)
+        return twin
 
     def score_all(self) -> None:
         """From now on compute the novelty of every token, even if the policy does not need it.

@@ -19,6 +19,8 @@ from infinipot.text.documents import check_converter, document_text, kind_of, un
 BLOCK_BYTES = 1 << 14
 SHOWN = 5
 """How many files a message names."""
+LONGEST_NAME = 4096
+"""Characters of the longest name that a file has."""
 IN_MEMORY = 1 << 24
 """Bytes of a document from a pipe that stay in memory; a larger one goes to a temporary file."""
 
@@ -208,7 +210,11 @@ def files_text(paths: Iterable[os.PathLike[str]]) -> Iterator[str]:
     Raises FileNotFoundError or ValueError at once for files that are missing, empty or no text,
     and for wrong bytes when it comes to them.
     """
-    names = [os.fspath(path) for path in paths]
+    names = []
+    for path in paths:
+        if not isinstance(path, os.PathLike):
+            raise TypeError(f"{path!r:.60} stands among paths: make it a Path, too")
+        names.append(os.fspath(path))
     selection = select(names)
     for note in selection.notes:
         warnings.warn(note, stacklevel=5)
@@ -218,6 +224,16 @@ def files_text(paths: Iterable[os.PathLike[str]]) -> Iterator[str]:
         with open(name, "rb") as file:
             check_start(file.read(BLOCK_BYTES), name)
     return _texts(selection.files)
+
+
+def warn_of_name(text: str) -> None:
+    """Warn of a text that is only the name of a file: its reader would know the name alone."""
+    if len(text) < LONGEST_NAME and os.path.isfile(text):
+        warnings.warn(
+            f"the text is {text!r}, the name of a file, and only this name is read: "
+            "append(Path(...)) reads the file",
+            stacklevel=4,
+        )
 
 
 def check_start(start: bytes, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.text.files import files_text, warn_of_name
 from infinipot.text.special_tokens import holds_control, plain_encoder, raw_ids
 
-Text = str | Tensor | Iterable[str] | Iterable[int]
+Path = os.PathLike[str]
+Text = str | Tensor | Path | Iterable[str] | Iterable[int] | Iterable[Path]
 
 BLOCK = 1 << 14
 """Characters encoded at a time."""
@@ -184,25 +187,17 @@ def parts(
     vocabulary: int,
     place: Callable[[], Place] = lambda: Place("\n", ""),
 ) -> tuple[Iterator[list[int]], bool]:
-    """The text as lists of ids, and whether it was ids already. A stream is encoded as it arrives.
+    """The text as lists of ids, and whether it was ids already. A stream is encoded as it arrives,
+    and paths stand for their files.
 
     place: where the text stands. It is called when the first ids are requested.
     """
-    if isinstance(text, (bytes, bytearray, Mapping)) or not hasattr(text, "__iter__"):
-        raise TypeError(
-            f"a text must be str, token ids, or an iterator of str, not {type(text).__name__}"
-        )
     if isinstance(text, Tensor) or is_array(text):
         return iter([checked(flat(text), vocabulary)]), True  # type: ignore[arg-type]
-    pieces: Iterator[Any] = iter([text]) if isinstance(text, str) else iter(text)
+    pieces = pieces_of(text)
     first = next(pieces, None)
     if first is None:
         return iter([]), True
-    if isinstance(first, bytes):
-        raise TypeError(
-            "a text must be str, but this iterator yields bytes: open the file as text, "
-            "open(path, encoding='utf-8')"
-        )
     whole = itertools.chain([first], pieces)
     if not isinstance(first, str):
         return iter([checked(whole, vocabulary)]), True
@@ -220,6 +215,34 @@ def parts(
         for ids in encode(tokenizer, [text]):
             check_embedded(ids, vocabulary)
     return _encoded(tokenizer, whole, place), False
+
+
+def pieces_of(text: Any) -> Iterator[Any]:
+    """The strings or the ids of a text; paths stand for their files. Raises TypeError for anything
+    else."""
+    if isinstance(text, os.PathLike):
+        text = (text,)
+    if isinstance(text, (bytes, bytearray, Mapping)) or not hasattr(text, "__iter__"):
+        raise TypeError(
+            "a text must be str, a Path, token ids, or an iterator of str, "
+            f"not {type(text).__name__}"
+        )
+    if isinstance(text, str):
+        warn_of_name(text)
+        return iter([text])
+    pieces = iter(text)
+    first = next(pieces, None)
+    if isinstance(first, bytes):
+        raise TypeError(
+            "a text must be str, but this iterator yields bytes: open the file as text, "
+            "open(path, encoding='utf-8'), or give its Path"
+        )
+    if first is None:
+        return pieces
+    whole = itertools.chain([first], pieces)
+    if isinstance(first, os.PathLike):
+        return files_text(whole)
+    return whole
 
 
 def is_array(ids: Any) -> bool:
