@@ -16,6 +16,7 @@ from typing import Any
 from typer.main import get_command
 
 from infinipot.cli.app import EPILOG, app
+from infinipot.cli.help_words import EXAMPLES
 
 TARGET = Path(__file__).parent / "cli.md"
 HEAD = "# Command line\n\nMade from the help by `python docs/make_cli.py`.\n"
@@ -43,9 +44,14 @@ def sections(group: Any, context: Any, path: str) -> Iterator[str]:
 
 def section(command: Any, context: Any, path: str) -> str:
     parameters = [one for one in command.get_params(context) if one.name != "help"]
-    arguments = [str(one.metavar) for one in parameters if one.param_type_name == "argument"]
+    arguments = [
+        str(one.metavar) if one.required else f"[{one.metavar}]"
+        for one in parameters
+        if one.param_type_name == "argument"
+    ]
     usage = " ".join([path, *arguments])
     lines = [f"## {path}", "", one_line(command.help), "", "```", f"{usage} [OPTIONS]", "```", ""]
+    lines += ["```sh", *EXAMPLES[path.removeprefix("infinipot ")], "```", ""]
     lines += ["| option | |", "|---|---|"]
     for parameter in parameters:
         row = parameter.get_help_record(context)

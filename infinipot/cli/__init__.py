@@ -11,7 +11,7 @@ from typing import Any
 
 from infinipot.cli.app import app
 from infinipot.cli.command_options import origin
-from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say
+from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say, traces
 
 # isort: off
 from infinipot.cli import generate, chat, distill, info, policies, serve, bench  # noqa: F401
@@ -25,8 +25,8 @@ def main(args: list[str] | None = None) -> int:
     stderr."""
     if args is None:
         args = sys.argv[1:]
-    debug = "--debug" in args
-    if not debug:
+    traces.wanted = "--debug" in args
+    if not traces.wanted:
         hush()
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
@@ -40,7 +40,7 @@ def main(args: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 141
         except Exception as problem:
-            if debug:
+            if traces.wanted:
                 traceback.print_exc()
             line, code = explain(problem, args)
             say(line)

@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from infinipot.cli.command import WIDTH, Command
 from infinipot.cli.console import put
 
 EPILOG = (
-    "An option comes from its flag, else from the environment (INFINIPOT_POT_SIZE=1024), "
-    "else from --config FILE.yaml (pot_size: 1024), else it has its default. "
+    "Every option comes from its flag, else from the environment (INFINIPOT_POT_SIZE=1k; "
+    "of a repeatable option one value a line), "
+    "else from --config FILE.yaml (pot_size: 1k), else it has its default. "
+    "Unknown names are refused in all three. Sizes may end in k (1,024) or m (1,024 k). "
     "Answers go to stdout, everything else to stderr. "
     "Exit codes: 0 done; 1 failed while running; "
     "2 bad use (an unknown option or policy, sizes without room, "
     "a missing or damaged file or model); 130 interrupted; 141 stdout was closed."
 )
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
+
+
+class App(typer.Typer):
+    """A group of commands, all of them of our class."""
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, **settings: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        settings = {"epilog": EPILOG, "cls": Command, "context_settings": CONTEXT, **settings}
+        return super().command(name, **settings)
+
+
+app = App(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=CONTEXT)
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="smollm2 (embedded), a Hub id, a folder, or a .gguf file.",
+        help="smollm2 (embedded; the default), a Hub id, a folder, or a .gguf file.",
         show_default=False,
     ),
 ]

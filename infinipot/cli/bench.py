@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infinipot.cli.app import EPILOG, app
+from infinipot.cli.app import app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, doing, put, say
-from infinipot.cli.options import COMMON, POT
+from infinipot.cli.options import COMMON, POT, number, size_from
 
 if TYPE_CHECKING:
     from infinipot.bench.comparison import Task
 
 RESULTS = Path("benchmarks/results")
-UNITS = {"k": 1 << 10, "m": 1 << 20}
 COLUMNS = {
     "prefill tok/s": ("prefill_tps", 1.0, 0),
     "first token s": ("first_token_s", 1.0, 2),
@@ -32,7 +31,7 @@ COLUMNS = {
 """Heading: number in a row, divisor, decimals."""
 
 
-@app.command("bench", epilog=EPILOG)
+@app.command("bench")
 @takes(POT, COMMON)
 def bench(
     model: Annotated[
@@ -44,7 +43,7 @@ def bench(
         ),
     ],
     options: CommandOptions,
-    length_list: Annotated[
+    lengths: Annotated[
         str,
         typer.Option("--lengths", metavar="N,N", help="Tokens to read; 8k is 8,192, 1m 1,048,576."),
     ] = "8k,32k",
@@ -55,22 +54,34 @@ def bench(
     batch: Annotated[
         int,
         typer.Option(
-            "--batch", metavar="N", min=1, help="Answers decoded together, besides one alone."
+            "--batch",
+            metavar="N",
+            parser=size_from(1),
+            help="Answers decoded together, besides one alone.",
         ),
     ] = 8,
     decode_tokens: Annotated[
-        int, typer.Option("--decode-tokens", metavar="N", min=8, help="Tokens of each answer.")
+        int,
+        typer.Option(
+            "--decode-tokens", metavar="N", parser=size_from(8), help="Tokens of each answer."
+        ),
     ] = 64,
     rounds: Annotated[
         int,
         typer.Option(
-            "--rounds", metavar="N", min=1, help="Times each row is measured; its medians count."
+            "--rounds",
+            metavar="N",
+            parser=size_from(1),
+            help="Times each row is measured; its medians count.",
         ),
     ] = 3,
     patience: Annotated[
         float,
         typer.Option(
-            "--patience", metavar="S", help="A row that took longer than this is not repeated."
+            "--patience",
+            metavar="S",
+            parser=number,
+            help="A row that took longer than this is not repeated.",
         ),
     ] = 60,
     spread: Annotated[
@@ -92,7 +103,7 @@ def bench(
             f"--compare {compare} is not known: stock is; kvpress, which needs another "
             "transformers, has benchmarks/kvpress_beside.py"
         )
-    tokens = lengths(length_list)
+    tokens = tokens_of(lengths)
     from infinipot.bench.comparison import Task
 
     task = Task(
@@ -107,22 +118,15 @@ def bench(
     return 0
 
 
-def lengths(text: str) -> tuple[int, ...]:
+def tokens_of(text: str) -> tuple[int, ...]:
     """`8k,32k,1m` -> tokens; k is 1,024, m is 1,048,576."""
-    tokens = set()
-    for part in text.lower().split(","):
-        digits = part
-        unit = 1
-        if part[-1:] in UNITS:
-            digits = part[:-1]
-            unit = UNITS[part[-1]]
-        if not digits.strip().isdigit() or not int(digits):
-            raise BadUse(
-                f"--lengths {text!r} is not allowed: give numbers of tokens, "
-                "separated by commas, such as 8192 or 8k,32k,1m"
-            )
-        tokens.add(int(digits) * unit)
-    return tuple(sorted(tokens))
+    try:
+        return tuple(sorted({size_from(1)(part) for part in text.split(",")}))
+    except typer.BadParameter:
+        raise BadUse(
+            f"--lengths {text!r} is not allowed: give numbers of tokens, "
+            "separated by commas, such as 8192 or 8k,32k,1m"
+        ) from None
 
 
 def result_file(out: Path | None) -> Path | None:

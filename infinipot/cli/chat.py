@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, SavedPot, TextFiles, app
+from infinipot.cli.app import Model, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, Failure, check_utf8, put, say
 from infinipot.cli.options import COMMON, POT, SAMPLING
@@ -33,7 +33,7 @@ NewPot = Annotated[
 ]
 
 
-@app.command("chat", epilog=EPILOG)
+@app.command("chat")
 @takes(POT, SAMPLING, COMMON)
 def chat(
     model: Model,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
+from typer.models import ArgumentInfo
 
 from infinipot.checks import RENAMED
 from infinipot.cli.console import BadUse, check_utf8, say
@@ -128,6 +130,42 @@ def preset_values(options: CommandOptions) -> dict[str, Any]:
     return preset_options(options["preset"], options["pot_size"] or PotConfig.pot_size)
 
 
+EMBEDDED = "smollm2"
+
+
+def optional_model(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The argument MODEL may be left out; then it is empty. Others stay as they are."""
+    notes = getattr(parameter.annotation, "__metadata__", ())
+    if parameter.name == "model" and any(isinstance(one, ArgumentInfo) for one in notes):
+        return parameter.replace(default="")
+    return parameter
+
+
+def is_prose(text: str) -> bool:
+    """Whether the first argument is a question, not a model: only a file's name may hold spaces."""
+    return any(letter.isspace() for letter in text.strip()) and not os.path.exists(text)
+
+
+def settle_model(values: dict[str, Any], context: typer.Context, options: CommandOptions) -> None:
+    """Fill in a MODEL that was left out. A question in its place moves to where it belongs."""
+    if "words" in values and values["words"] is None and is_prose(values["model"]):
+        values["words"] = values["model"]
+        values["model"] = ""
+    if values.get("model") == "":
+        values["model"] = default_model(context, options)
+
+
+def default_model(context: typer.Context, options: CommandOptions) -> str:
+    """The model of a command line that names none: of the environment, of the config file, or the
+    embedded one."""
+    model = os.environ.get("INFINIPOT_MODEL") or context.lookup_default("model")
+    if model:
+        return str(model)
+    if not options.quiet:
+        say(f"no MODEL is given: taking {EMBEDDED}, the embedded one")
+    return EMBEDDED
+
+
 def takes(
     *groups: tuple[inspect.Parameter, ...],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -137,7 +175,7 @@ def takes(
 
     def wrap(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            optional_model(parameter).replace(kind=inspect.Parameter.KEYWORD_ONLY)
             for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
             if name != "options"
         ]
@@ -145,7 +183,9 @@ def takes(
         def run(**values: Any) -> Any:
             context = values.pop("context")
             common = {parameter.name: values.pop(parameter.name) for parameter in shared}
-            return command(options=collect(context, common), **values)
+            options = collect(context, common)
+            settle_model(values, context, options)
+            return command(options=options, **values)
 
         parameters = [*own, *shared, context]
         run.__name__ = command.__name__

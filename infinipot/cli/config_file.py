@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from infinipot.checks import known
 from infinipot.cli.console import BadUse
 
+LISTS = ("LIST", "N,N")
+"""Metavars of options that take several values with commas."""
 
-def read(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """The values of a config file as text, as flags would give them. Refuses other names."""
+
+def read(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config file as text, as flags would give them. Refuses other names.
+
+    options: the options of all commands by name.
+    """
     values: dict[str, Any] = {}
     for key, value in content(path).items():
         name = str(key).replace("-", "_")
         try:
-            known("option", name, names)
+            known("option", name, options)
         except ValueError as problem:
-            raise BadUse(f"{path}: {problem}") from None
-        if not allowed(name, value):
+            sentence = str(problem).partition(" (known")[0]
+            raise BadUse(
+                f"{path}: {sentence} (infinipot COMMAND --help-all lists the options)"
+            ) from None
+        option = options[name]
+        if not allowed(option, value):
             raise BadUse(f"{path}: {name} must be one value, not {value!r}")
         if value is not None:
-            values[name] = as_flag(name, value)
+            values[name] = as_flag(option, value)
     return values
 
 
@@ -48,21 +58,29 @@ def content(path: Path) -> dict[Any, Any]:
     return loaded
 
 
-def allowed(name: str, value: Any) -> bool:
-    """Only `stop` may be a list, and `layer_budget` a list that is not empty."""
+def allowed(option: Any, value: Any) -> bool:
+    """Only options that take several values may have a list, which is not empty."""
     if isinstance(value, list):
-        return name == "stop" or (name == "layer_budget" and bool(value))
+        several = option.multiple or joined(option)
+        return several and bool(value) and not any(isinstance(item, (list, dict)) for item in value)
     return not isinstance(value, dict)
 
 
-def as_flag(name: str, value: Any) -> Any:
+def joined(option: Any) -> bool:
+    """Whether several values stand in one, with commas."""
+    return option.metavar in LISTS or option.name in ("layer_budget", "policy")
+
+
+def as_flag(option: Any, value: Any) -> Any:
     """What a flag would give: text. `yes` and `no` stay as YAML reads them."""
-    if name == "stop" and not isinstance(value, list):
-        return [text(value)]
-    if name == "stop":
+    if option.multiple and not isinstance(value, list):
+        value = [value]
+    if option.multiple:
         return [text(item) for item in value]
+    if isinstance(value, list) and option.name == "layer_budget":
+        return "".join(f"{item}," for item in value)  # a list of one is no name
     if isinstance(value, list):
-        return "".join(f"{item}," for item in value)
+        return ",".join(map(str, value))
     return text(value)
 
 

@@ -140,6 +140,15 @@ class Interrupts:
 interrupts = Interrupts()
 
 
+class Traces:
+    """Whether an error shows where it comes from (--debug)."""
+
+    wanted = False
+
+
+traces = Traces()
+
+
 @contextmanager
 def doing(what: str, quiet: bool) -> Iterator[None]:
     """Show what the program does, and clear it afterwards. Ctrl-C leaves at once, because there is

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, SavedPot, TextFiles, app
+from infinipot.cli.app import Model, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.options import COMMON, POT
 
@@ -25,7 +25,7 @@ Question = Annotated[
 ]
 
 
-@app.command("distill", epilog=EPILOG)
+@app.command("distill")
 @takes(POT, COMMON)
 def distill(
     model: Model,

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, app
+from infinipot.cli.app import CONTEXT, EPILOG, App, Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
-from infinipot.cli.options import COMMON, POT
+from infinipot.cli.options import COMMON, POT, size_from
 from infinipot.cli.sweep import (
     METHODS,
     SWEEP,
@@ -26,9 +26,12 @@ from infinipot.cli.sweep import (
     split,
 )
 
-evaluation = typer.Typer(
+evaluation = App(
+    rich_markup_mode=None,
+    context_settings=CONTEXT,
     help="Benchmarks: LongBench, perplexity over a long text, and the tasks of "
-    "lm-evaluation-harness."
+    "lm-evaluation-harness.",
+    short_help="Benchmarks: LongBench, perplexity, lm-evaluation-harness",
 )
 app.add_typer(evaluation, name="eval")
 
@@ -112,7 +115,7 @@ def longbench(
     max_length: Annotated[
         int | None,
         typer.Option(
-            min=2,
+            parser=size_from(2),
             metavar="N",
             help="Longest prompt for policy full; its middle is cut out. "
             "[default: the model's window]",
@@ -187,7 +190,9 @@ def perplexity(
     every: Annotated[
         int,
         typer.Option(
-            min=1, metavar="N", help="Number of tokens whose mean loss is a point of the figure."
+            parser=size_from(1),
+            metavar="N",
+            help="Number of tokens whose mean loss is a point of the figure.",
         ),
     ] = 1024,
     json: Json = False,
@@ -231,7 +236,9 @@ def lm(
     fewshot: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Examples before each question. [default: the task's]"
+            parser=size_from(0),
+            metavar="N",
+            help="Examples before each question. [default: the task's]",
         ),
     ] = None,
     lengths: Annotated[
@@ -241,7 +248,9 @@ def lm(
     chat: Annotated[
         bool, typer.Option("--chat", help="Put the model's chat template around prompts.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Answers decoded together.")] = 1,
+    batch: Annotated[
+        int, typer.Option(parser=size_from(1), metavar="N", help="Answers decoded together.")
+    ] = 1,
     include: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Tasks of your own, in the harness's format."),

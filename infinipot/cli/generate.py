@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infinipot.cli.app import EPILOG, Json, Model, Question, SavedPot, TextFiles, app
+from infinipot.cli.app import Json, Model, Question, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
-from infinipot.cli.console import BadUse, put
+from infinipot.cli.console import BadUse, check_utf8, put
 from infinipot.cli.options import COMMON, POT, SAMPLING
 from infinipot.text.json_text import json_text
 
@@ -28,11 +28,18 @@ NewPot = Annotated[
 ]
 
 
-@app.command("generate", epilog=EPILOG)
+Words = Annotated[
+    str | None,
+    typer.Argument(metavar="PROMPT", help="The question, as -p.", show_default=False),
+]
+
+
+@app.command("generate")
 @takes(POT, SAMPLING, COMMON)
 def generate(
     model: Model,
     options: CommandOptions,
+    words: Words = None,
     file: TextFiles = None,
     prompt: Question = None,
     pot: SavedPot = None,
@@ -44,6 +51,7 @@ def generate(
     from infinipot.cli.session import open_session, prepare, read
     from infinipot.cli.source import source_of
 
+    prompt = only_prompt(prompt, words)
     source = source_of(file)
     if source is None and not prompt:
         raise BadUse(
@@ -64,6 +72,16 @@ def generate(
     if reply.stopped:
         return 130
     return 0
+
+
+def only_prompt(prompt: str | None, words: str | None) -> str | None:
+    """The question, from -p or from its place behind MODEL."""
+    if prompt is not None and words is not None:
+        raise BadUse(f"two questions, {words!r:.80} and -p {prompt!r:.80}: give one of them")
+    check_utf8("the question", words)
+    if words is not None:
+        return words
+    return prompt
 
 
 def report(job: Job, session: Session, reply: Answer) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infinipot.cli.app import Json, app
+from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import put
+from infinipot.cli.options import ALWAYS
 from infinipot.cli.policy_names import parse_policy
 from infinipot.text.json_text import json_text
 
@@ -33,8 +35,9 @@ PLANNED = ("sinks", "recent", "pool", "pool_mode")
 
 
 @app.command("info")
+@takes(ALWAYS)
 def info(
-    pot: SavedPot, policy: OutsidePolicy = None, json: Json = False, debug: bool = False
+    pot: SavedPot, options: CommandOptions, policy: OutsidePolicy = None, json: Json = False
 ) -> int:
     """Show what a saved pot says about itself."""
     from infinipot.pot_file import describe, in_force

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, TextFiles, app
+from infinipot.cli.app import Model, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, check_utf8, doing, say
-from infinipot.cli.options import COMMON, POT
+from infinipot.cli.options import COMMON, POT, size_from
 from infinipot.cli.session import check_writable
 from infinipot.cli.source import need_source
 from infinipot.cli.sweep import Sweep, prepare
@@ -27,7 +27,7 @@ Question = Annotated[
 ]
 
 
-@app.command("inspect", epilog=EPILOG)
+@app.command("inspect")
 @takes(POT, COMMON)
 def inspect(
     model: Model,
@@ -36,7 +36,7 @@ def inspect(
     out: Page = Path("survivors.html"),
     prompt: Question = None,
     max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Most tokens of the answer.")
+        int, typer.Option(parser=size_from(1), metavar="N", help="Most tokens of the answer.")
     ] = 64,
 ) -> int:
     """Show which tokens survived: a page with the text, shaded by how many layers and heads kept

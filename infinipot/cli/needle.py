@@ -10,7 +10,7 @@ import typer
 from infinipot.cli.app import EPILOG, Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
-from infinipot.cli.options import COMMON, POT
+from infinipot.cli.options import COMMON, POT, size_from, whole
 from infinipot.cli.sweep import METHODS, SWEEP, Json, Out, prepare, share, show, size, split
 
 
@@ -26,7 +26,9 @@ def needle(
     depths: Annotated[
         str, typer.Option(metavar="LIST", help="Where the needle stands, 0 to 1.")
     ] = "0.1,0.5,0.9",
-    trials: Annotated[int, typer.Option(min=1, metavar="N", help="Texts for every cell.")] = 20,
+    trials: Annotated[
+        int, typer.Option(parser=size_from(1), metavar="N", help="Texts for every cell.")
+    ] = 20,
     haystack: Annotated[
         str,
         typer.Option(
@@ -44,10 +46,11 @@ def needle(
         ),
     ] = "number",
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Another seed gives other texts and keys.")
+        int,
+        typer.Option(metavar="N", parser=whole, help="Another seed gives other texts and keys."),
     ] = 0,
     max_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Most tokens of an answer.")
+        int, typer.Option(parser=size_from(1), metavar="N", help="Most tokens of an answer.")
     ] = 32,
     json: Json = False,
 ) -> int:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from infinipot.cli import config_file
+from infinipot.cli.command import all_options
+from infinipot.cli.console import traces
 
 PACKAGE = Path(__file__).parents[1]
 
@@ -49,6 +51,36 @@ def whole(text: Any) -> int:
         raise typer.BadParameter(f"{text!r} is not a whole number") from None
 
 
+UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+
+def size(text: Any) -> int:
+    """`4096`, `4k`, `1m` -> 4096, 4096, 1048576."""
+    number = str(text).strip().lower()
+    unit = UNITS.get(number[-1:], 1)
+    try:
+        if unit == 1:
+            return int(number)
+        value = float(number[:-1]) * unit
+        if value != int(value):
+            raise ValueError
+        return int(value)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a whole number: write 4096, 4k or 1m") from None
+
+
+def size_from(least: int) -> Callable[[Any], int]:
+    """A parser of sizes that refuses what is below `least`."""
+
+    def at_least(text: Any) -> int:
+        value = size(text)
+        if value < least:
+            raise typer.BadParameter(f"{text} is not allowed: it must be at least {least:,}")
+        return value
+
+    return at_least
+
+
 def number(text: Any, what: str = "a number") -> float:
     try:
         if isinstance(text, bool):  # `yes` in a config file
@@ -62,7 +94,7 @@ def whole_or_auto(text: Any) -> int | str:
     """PotConfig refuses `auto` later, with a sentence about what became of it."""
     if text == "auto":
         return "auto"
-    return whole(text)
+    return size(text)
 
 
 def number_or_once(text: Any) -> float | str:
@@ -79,20 +111,31 @@ def weights(text: Any) -> Any:
 
 
 PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number}
+SIZES = (
+    "pot_size",
+    "sinks",
+    "recent",
+    "window",
+    "group",
+    "neighbours",
+    "chunk_tokens",
+    "max_tokens",
+    "limit",
+)
+"""Options in tokens or entries, which may end in k or m."""
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE", bool: None}
 
 
-def option(
-    name: str, kind: Any, help: str, *flags: str, env: bool = True, **more: Any
-) -> inspect.Parameter:
+def option(name: str, kind: Any, help: str, *flags: str, **more: Any) -> inspect.Parameter:
     """One option. Its value is None if neither flag nor environment nor config file gives it."""
     if name in DEFAULTS and kind is not bool and "[default" not in help:
         help += f" [default: {DEFAULTS[name]}]"
     if not flags:
         flags = (f"--{name.replace('_', '-')}",)
-    settings = {"metavar": METAVARS[kind], "parser": PARSERS.get(kind), **more}
-    if env:
-        settings["envvar"] = f"INFINIPOT_{name.upper()}"
+    parser = PARSERS.get(kind)
+    if name in SIZES:
+        parser = size
+    settings = {"metavar": METAVARS[kind], "parser": parser, **more}
     info = typer.Option(*flags, help=help, show_envvar=False, show_default=False, **settings)
     return inspect.Parameter(
         name,
@@ -105,8 +148,13 @@ def option(
 def from_config(context: typer.Context, path: Path | None) -> Path | None:
     """Make the values of a YAML file the defaults, below flags and environment."""
     if path is not None:
-        context.default_map = config_file.read(path, CONFIGURABLE)
+        context.default_map = config_file.read(path, all_options(context))
     return path
+
+
+def note_debug(value: bool | None) -> bool | None:
+    traces.wanted = traces.wanted or bool(value)
+    return value
 
 
 POT = (
@@ -253,7 +301,7 @@ SAMPLING = (
     ),
     option("min_p", float, "Choose among tokens at least this likely, relative to the likeliest."),
     option("seed", int, "Make random choices repeatable."),
-    option("stop", list[str], "A text that ends the answer; repeatable.", env=False),
+    option("stop", list[str], "A text that ends the answer; repeatable."),
 )
 UNSERVED = ("system", "raw", "special_tokens", "prefill")
 SERVED = (
@@ -269,10 +317,7 @@ LOADING = (
     option("dtype", str, "float32, bfloat16, float16. [default: what suits the device]"),
     option("quiet", bool, "No progress, no statistics.", "--quiet"),
 )
-CONFIGURABLE = [parameter.name for parameter in (*POT, *SAMPLING, *LOADING)]
-"""What a config file may hold, for any command. A command ignores values it does not use."""
-COMMON = (
-    *LOADING,
+ALWAYS = (
     option(
         "config",
         Path,
@@ -280,5 +325,8 @@ COMMON = (
         callback=from_config,
         is_eager=True,
     ),
-    option("debug", bool, "Show where an error comes from.", "--debug", env=False),
+    option("debug", bool, "Show where an error comes from.", "--debug", callback=note_debug),
 )
+"""What every command has. The config file may hold any option of any command; a command ignores
+values that it does not use."""
+COMMON = (*LOADING, *ALWAYS)

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from infinipot.cli.app import app
+from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, put
+from infinipot.cli.options import ALWAYS
 from infinipot.cli.sweep import show
 
 Results = Annotated[
@@ -32,7 +34,10 @@ ModelName = Annotated[
 
 
 @app.command("plot")
-def plot(results: Results, out: Out = None, model: ModelName = None, debug: bool = False) -> int:
+@takes(ALWAYS)
+def plot(
+    results: Results, options: CommandOptions, out: Out = None, model: ModelName = None
+) -> int:
     """Make tables and figures again from results. Shards are put together."""
     if not results.exists():
         raise BadUse(

@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from infinipot.cli.app import app
+from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import put
+from infinipot.cli.options import ALWAYS
 from infinipot.cli.policy_names import parse_policy
 
 Name = Annotated[
@@ -17,7 +19,8 @@ Name = Annotated[
 
 
 @app.command("policies")
-def policies(name: Name = None, debug: bool = False) -> int:
+@takes(ALWAYS)
+def policies(options: CommandOptions, name: Name = None) -> int:
     """List the policies: how surviving entries are chosen. With a name, or package.module:Class,
     its options."""
     if name is None:

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, app
+from infinipot.cli.app import Model, app
 from infinipot.cli.command_options import CommandOptions, takes
-from infinipot.cli.options import COMMON, SERVED
+from infinipot.cli.options import COMMON, SERVED, number, size, whole
 
 M_ARENA_MAX = -8
 """The constant of this name in glibc's malloc.h."""
@@ -28,7 +28,7 @@ def few_heaps() -> None:
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
-@app.command("serve", epilog=EPILOG)
+@app.command("serve")
 @takes(SERVED, COMMON)
 def serve(
     model: Model,
@@ -36,15 +36,15 @@ def serve(
     host: Annotated[
         str, typer.Option("--host", metavar="NAME", help="Where to listen; 0.0.0.0 is everywhere.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", metavar="N", help="0 takes a free one.")] = 8000,
+    port: Annotated[
+        int, typer.Option("--port", parser=whole, metavar="N", help="0 takes a free one.")
+    ] = 8000,
     api_key: Annotated[
         str | None,
         typer.Option(
             "--api-key",
             metavar="KEY",
-            envvar="INFINIPOT_API_KEY",
             help="Ask for this key.",
-            show_envvar=False,
         ),
     ] = None,
     pot_dir: Annotated[
@@ -59,6 +59,7 @@ def serve(
         int | None,
         typer.Option(
             "--max-sessions",
+            parser=whole,
             metavar="N",
             help="Pots in memory, including those in use. "
             "[default: as many as fit, at most 256; with --ray 8]",
@@ -68,6 +69,7 @@ def serve(
         float | None,
         typer.Option(
             "--memory-fraction",
+            parser=number,
             metavar="F",
             help="Part of the free memory that pots may take, if --max-sessions is not given. "
             "[default: 0.9 on a GPU, else 0.5]",
@@ -77,29 +79,40 @@ def serve(
         float,
         typer.Option(
             "--max-stall-ms",
+            parser=number,
             metavar="MS",
             help="Most time for reading other texts between two tokens of an answer.",
         ),
     ] = 250,
     queue: Annotated[
-        int, typer.Option("--queue", metavar="N", help="Requests that may wait; more are refused.")
+        int,
+        typer.Option(
+            "--queue", parser=whole, metavar="N", help="Requests that may wait; more are refused."
+        ),
     ] = 64,
     max_body_mb: Annotated[
         int,
         typer.Option(
-            "--max-body-mb", metavar="N", help="Largest request; streamed texts have no limit."
+            "--max-body-mb",
+            parser=whole,
+            metavar="N",
+            help="Largest request; streamed texts have no limit.",
         ),
     ] = 64,
     max_tokens_limit: Annotated[
         int,
         typer.Option(
-            "--max-tokens-limit", metavar="N", help="Longest answer that a request may ask for."
+            "--max-tokens-limit",
+            metavar="N",
+            parser=size,
+            help="Longest answer that a request may ask for.",
         ),
     ] = 1 << 17,
     client_timeout: Annotated[
         float,
         typer.Option(
             "--client-timeout",
+            parser=number,
             metavar="S",
             help="How long a client may send nothing of its request, "
             "or fetch nothing of its answer.",
@@ -149,6 +162,7 @@ def serve(
         int | None,
         typer.Option(
             "--replicas",
+            parser=whole,
             metavar="N",
             help="With --ray: how many times the model is loaded. [default: 1]",
         ),
@@ -157,6 +171,7 @@ def serve(
         int | None,
         typer.Option(
             "--max-replicas",
+            parser=whole,
             metavar="N",
             help="With --ray: as many as are needed, from --replicas up to this.",
         ),

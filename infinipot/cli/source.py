@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, cast
 
 from infinipot.cli.console import BadUse, interrupts, say
 from infinipot.text import files
+from infinipot.text.documents import kind_of
 
 PATIENCE_S = 2.0
 """How long a pipe at stdin may say nothing before the user is told what the command waits for."""
@@ -62,7 +63,7 @@ class Source:
         file.seek(place)
         files.check_start(start, shown(name))
         size = os.fstat(file.fileno()).st_size
-        if self.size is not None and files.kind_of(start, shown(name)) is None and size:
+        if self.size is not None and kind_of(start, shown(name)) is None and size:
             self.size += size
         else:
             self.size = None

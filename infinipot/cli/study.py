@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from infinipot.cli.app import EPILOG, Model, app
+from infinipot.cli.app import Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
 from infinipot.cli.eval import check_metrics, rows
-from infinipot.cli.options import COMMON, POT
+from infinipot.cli.options import COMMON, POT, size_from
 from infinipot.cli.sweep import (
     SWEEP,
     Json,
@@ -34,7 +34,7 @@ Outcome = tuple[list[Any], str, list[Path]]
 """Records, the table, files."""
 
 
-@app.command("study", epilog=EPILOG)
+@app.command("study")
 @takes(POT, SWEEP, COMMON)
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME", help=NAMES, show_default=False)],
@@ -61,7 +61,10 @@ def study(
         str, typer.Option(metavar="LIST", help="hops: links from the question to the fact.")
     ] = "0,1,2",
     trials: Annotated[
-        int, typer.Option(min=1, metavar="N", help="ablation, hops: texts for every cell.")
+        int,
+        typer.Option(
+            parser=size_from(1), metavar="N", help="ablation, hops: texts for every cell."
+        ),
     ] = 20,
     haystack: Annotated[
         str,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infinipot.cli import options as parsers
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, put, say
 from infinipot.cli.options import option
@@ -32,15 +33,14 @@ SWEEP = (
         "shard",
         str,
         "Only the i-th of n parts, as i/n; all parts write into the same folder.",
-        env=False,
     ),
-    option("limit", int, "At most this many: rows of a task, else readings.", env=False),
+    option("limit", int, "At most this many: rows of a task, else readings."),
     option(
         "workers",
         int,
         "Processes, each with the model; on several GPUs they take turns. [default: 1]",
     ),
-    option("ray", str, "Spread the work over a Ray cluster: its address, or local.", env=False),
+    option("ray", str, "Spread the work over a Ray cluster: its address, or local."),
 )
 Out = Annotated[
     Path,
@@ -57,19 +57,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results as JSON in
 
 def size(text: str) -> int:
     """`4096`, `4k`, `1m` -> tokens; k is 1,024, m is 1,024 k."""
-    number = text.strip().lower()
-    unit = 1
-    for ending, factor in (("k", 1 << 10), ("m", 1 << 20)):
-        if number.endswith(ending):
-            number = number[:-1]
-            unit = factor
     try:
-        value = float(number) * unit
-    except ValueError:
-        value = 0.0
-    if value < 1 or value != int(value):
-        raise BadUse(f"{text!r} is no number of tokens: write 4096, 4k or 1m")
-    return int(value)
+        return parsers.size_from(1)(text)
+    except typer.BadParameter:
+        raise BadUse(f"{text!r} is no number of tokens: write 4096, 4k or 1m") from None
 
 
 def share(text: str) -> float:

@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from pathlib import Path
 
@@ -99,6 +100,7 @@ def found(model: str) -> Path | str:
     if model == EMBEDDED:
         return embedded()
     path = Path(model)
+    check_name(model, path)
     if path.is_dir():
         return gguf_of(path) or path
     if path.suffix.lower() == ".gguf" or path.is_file():
@@ -109,6 +111,19 @@ def found(model: str) -> Path | str:
             f"there is no folder {model}: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
         )
     return model
+
+
+def check_name(model: str, path: Path) -> None:
+    """Refuse names that no model can have, and those that are almost the embedded one's, before the
+    Hub is asked."""
+    if path.exists():
+        return
+    if not model.strip() or any(letter.isspace() for letter in model):
+        raise ValueError(
+            f"{model!r} names no model: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
+        )
+    if difflib.get_close_matches(model.lower(), [EMBEDDED], cutoff=0.8):
+        raise ValueError(f"there is no model {model!r}: did you mean {EMBEDDED!r}?")
 
 
 def check_kind(path: Path) -> None:

@@ -20,7 +20,7 @@ from infinipot.server.auth import AuthMiddleware
 from infinipot.server.errors import APIError
 from infinipot.server.invalid import sentence
 from infinipot.server.json_reply import JsonReply
-from infinipot.server.routes import openai, pots, web
+from infinipot.server.routes import documents, openai, pots, web
 from infinipot.server.service import Service, handler_error
 
 
@@ -49,7 +49,7 @@ def create_app(service: Service) -> FastAPI:
         default_response_class=JsonReply,
     )
     app.state.service = service
-    for router in (openai.router, pots.router, openai.health_router, web.router):
+    for router in (openai.router, pots.router, documents.router, openai.health_router, web.router):
         app.include_router(router)
     app.mount("/page", web.files, name="page")
     app.add_middleware(AuthMiddleware, service=service)

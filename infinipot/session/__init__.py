@@ -69,7 +69,8 @@ class Session(SessionView):
         """Read a text, and distil whenever the pot is full.
 
         text: str, token ids (list or tensor [T] or [1, T]), a Path or several (files, folders,
-        documents), or an iterator of str, which is read piece by piece. question: the question to come (str or ids); it becomes the catalyst.
+        documents), or an iterator of str, which is read piece by piece. question: the question to
+        come (str or ids); it becomes the catalyst.
         progress: called after every chunk. special_tokens: instead of the session's. Raises
         ValueError, before anything is read, if the sizes leave no room. After an interruption the
         chunks already read stay in the pot. Raises RuntimeError while another thread reads.

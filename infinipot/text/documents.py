@@ -1,18 +1,18 @@
-"""Documents as text: PDF, HTML, DOCX, EPUB, e-mail. The converters are the extra `documents`."""
+"""Documents as text: PDF, HTML, DOCX, EPUB, e-mail. The converters are the extra `documents`. All
+modules are imported at first use, so that help comes at once."""
 
 from __future__ import annotations
 
-import email.policy
 import io
 import posixpath
-import zipfile
 from collections.abc import Callable, Iterator
-from email.message import EmailMessage
-from typing import Any, BinaryIO, cast
-from urllib.parse import unquote
-from xml.etree import ElementTree
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from infinipot.optional import DOCUMENTS, need
+
+if TYPE_CHECKING:
+    import zipfile
+    from email.message import EmailMessage
 
 HTML_STARTS = (b"<!doctype html", b"<html")
 DOCUMENT_STARTS = {b"%PDF-": "pdf", b"PK\x03\x04": "zip"}
@@ -140,6 +140,8 @@ def markdown(html: bytes | str) -> str:
 
 def zip_text(file: BinaryIO, name: str) -> Iterator[str]:
     """DOCX or EPUB."""
+    import zipfile
+
     archive = zipfile.ZipFile(file)
     names = set(archive.namelist())
     size = sum(entry.file_size for entry in archive.infolist())
@@ -163,6 +165,9 @@ def zip_text(file: BinaryIO, name: str) -> Iterator[str]:
 
 def epub_text(archive: zipfile.ZipFile) -> Iterator[str]:
     """The chapters of a book, in the order of its spine."""
+    from urllib.parse import unquote
+    from xml.etree import ElementTree
+
     container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
     package = next(one.attrib["full-path"] for one in container.iter() if "full-path" in one.attrib)
     root = ElementTree.fromstring(archive.read(package))
@@ -179,9 +184,9 @@ HEADERS = ("From", "To", "Cc", "Date", "Subject")
 
 def email_text(file: BinaryIO, name: str) -> Iterator[str]:
     """The headers that people read, the body, and attachments that hold text."""
-    message = cast(
-        EmailMessage, email.message_from_binary_file(file, policy=email.policy.default)
-    )
+    import email.policy
+
+    message = email.message_from_binary_file(file, policy=email.policy.default)
     yield "".join(f"{one}: {message[one]}\n" for one in HEADERS if message[one]) + "\n"
     body = message.get_body(("plain", "html"))
     if body is not None:
@@ -191,12 +196,14 @@ def email_text(file: BinaryIO, name: str) -> Iterator[str]:
             content = markdown(content)
         yield content + "\n"
     for part in message.iter_attachments():
-        yield from attachment_text(cast(EmailMessage, part))
+        yield from attachment_text(part)
 
 
 def attachment_text(part: EmailMessage) -> Iterator[str]:
     """An attachment behind its mark, or a mark that says why it is not read."""
     name = part.get_filename() or part.get_content_type()
+    from email.message import EmailMessage
+
     data = part.get_content()
     if isinstance(data, EmailMessage):
         data = data.as_bytes()
@@ -205,8 +212,10 @@ def attachment_text(part: EmailMessage) -> Iterator[str]:
         data = data.encode("utf-8", "replace")
     try:
         kind = kind_of(data, name)
-        text = data.decode("utf-8") if kind is None else "".join(
-            document_text(kind, io.BytesIO(data), name)
+        text = (
+            data.decode("utf-8")
+            if kind is None
+            else "".join(document_text(kind, io.BytesIO(data), name))
         )
     except ValueError as problem:
         yield f"[file: {name}, not read: {problem}]\n"

@@ -8,7 +8,6 @@ import dataclasses
 import glob
 import itertools
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -65,6 +64,8 @@ class FileText:
             self.file.seek(0)
             yield from document_text(kind, self.file, self.name)
         else:
+            import tempfile
+
             with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
                 for block in self._blocks(start):
                     copy.write(block)

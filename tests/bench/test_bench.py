@@ -17,7 +17,7 @@ from infinipot.bench.measure import peak
 from infinipot.bench.reading import pace
 from infinipot.bench.shapes import shape_config, shaped
 from infinipot.cli import main
-from infinipot.cli.bench import lengths
+from infinipot.cli.bench import tokens_of
 from infinipot.cli.console import BadUse
 
 CPU = torch.device("cpu")
@@ -47,10 +47,10 @@ def test_shapes_are_the_models_they_are_named_after(name: str, millions: int) ->
 
 
 def test_lengths() -> None:
-    assert lengths("32k,8192,1M") == (8192, 32768, 1 << 20)
+    assert tokens_of("32k,8192,1M") == (8192, 32768, 1 << 20)
     for bad in ("", "8k,", "0", "-5", "8kk", "many"):
         with pytest.raises(BadUse, match="numbers of tokens"):
-            lengths(bad)
+            tokens_of(bad)
 
 
 def test_peak_is_what_was_held_inside() -> None:

@@ -97,7 +97,12 @@ def test_torchao_is_hushed_and_nothing_else(run: Any, caplog: pytest.LogCaptureF
         ),
         (["generate", "MODEL"], ["nothing to read"]),
         (["generate", "./no/model", "-p", "x"], ["there is no folder ./no/model"]),
-        (["generate"], ["MODEL"]),
+        (
+            ["generate", "MODEL", "Who hid it?", "-p", "x"],
+            ["two questions, 'Who hid it?' and -p 'x'"],
+        ),
+        (["generate", "smolm2", "Who hid it?"], ["no model 'smolm2': did you mean 'smollm2'?"]),
+        (["chat", "Who hid it?"], ["'Who hid it?' names no model"]),
         (["genrate"], ["No such command 'genrate'"]),
         (
             ["distill", "MODEL", "-f", "BOOK", "-o", "x.pot", "--catalyst", "question"],

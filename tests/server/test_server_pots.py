@@ -244,3 +244,24 @@ def test_named_pots_without_a_folder_stay_until_they_are_deleted() -> None:
         assert here.chat("Who?", pot="one").usage.prompt_tokens_details.cached_tokens > 900
         here.http.delete("/v1/pots/one")
         fill(here, "two")
+
+
+def test_bodies_that_are_no_text_are_refused_or_converted(server: Live) -> None:
+    put = server.http.put
+    for data, part in ((b"\x89PNG\r\n\x1a\n", "the text is a PNG image"), (b"a\0", "is binary")):
+        for reply in (
+            put("/v1/pots/bad", content=[data[:3], data[3:]]),
+            server.http.post("/v1/documents?name=the%20text", content=data),
+        ):
+            assert reply.status_code == 400
+            assert part in reply.json()["error"]["message"]
+    assert server.http.get("/v1/pots/bad").status_code == 404
+    plain = server.http.post("/v1/documents", content="Hö".encode())
+    assert plain.json() == {"text": "Hö"}
+    page = b"<html><p>Tea</p><script>x</script></html>"
+    raw = server.http.post("/v1/documents", content=page, headers={"Content-Type": "text/plain"})
+    assert raw.json() == {"text": page.decode()}
+    pytest.importorskip("markdownify")
+    assert server.http.post("/v1/documents?name=a.html", content=page).json() == {"text": "Tea\n"}
+    assert put("/v1/pots/tea", content=page).json()["tokens_read"] < len(page)
+    server.http.delete("/v1/pots/tea")

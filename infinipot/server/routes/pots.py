@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.security import HTTPBearer
 
 from infinipot.server.bodies import JsonRoute
+from infinipot.server.documents import body_text
 from infinipot.server.errors import APIError
 from infinipot.server.responses import DONE, sse
 from infinipot.server.schema import ERRORS, NAME, STREAMS, NewPot, StreamedFill
@@ -65,22 +65,11 @@ async def stream(
     options: Annotated[StreamedFill, Query()],
 ) -> dict[str, Any]:
     """Stream a text of any length, UTF-8, into a named pot. It is received as fast as it is read,
-    and never held whole."""
-    return await Upload(service, name, options).read(decode(request.stream()))
-
-
-async def decode(blocks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """UTF-8 as text, without a byte order mark. Raises APIError for what is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    first = True
-    try:
-        async for block in blocks:
-            text = decoder.decode(block)
-            yield text.removeprefix("\ufeff") if first else text
-            first = first and not text
-        yield decoder.decode(b"", final=True)
-    except UnicodeDecodeError as problem:
-        raise APIError(400, f"the text is not UTF-8: {problem.reason}") from None
+    and never held whole. A document (PDF, HTML, DOCX, EPUB, e-mail) is converted first."""
+    kind = request.headers.get("content-type", "")
+    most = service.access.max_body_bytes
+    text = body_text(request.stream(), kind, "the text", most)
+    return await Upload(service, name, options).read(text)
 
 
 @router.get("")

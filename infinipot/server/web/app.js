@@ -31,18 +31,36 @@ function allow() {
 
 // ---------------------------------------------------------------- a text
 
-async function read(file) {
+// The text of files. The server converts documents, and says what is wrong with binaries. Several files stand behind marks
+// with their names, as on the command line.
+async function textOf(files) {
+  const texts = [];
+  for (const file of files) {
+    let text = await file.text();
+    if (!text) throw new Error(`${file.name} is empty`);
+    const start = text.slice(0, 4096);
+    if (/[\0\ufffd]|^%PDF-|^PK\x03|^\s*<(!doctype html|html)/i.test(start) || /\.(html?|xhtml|eml)$/i.test(file.name)) {
+      const reply = await call(`/v1/documents?name=${encodeURIComponent(file.name)}`, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file });
+      ({ text } = await reply.json());
+    }
+    texts.push(text);
+  }
+  if (texts.length === 1) return texts[0];
+  return texts.map((text, place) => `[file: ${files[place].name}]\n\n${text}`).join("\n\n");
+}
+
+async function read(files) {
+  let text;
+  try { text = await textOf(files); } catch (problem) { say("error", problem.message); return; }
   if (state.reading) state.reading.abort();
   if (state.asking) state.asking.abort();
   if (state.shaded) state.shaded.close();
   forgetPot();
-  const text = await file.text();
-  if (!text) { say("error", `${file.name} is empty`); return; }
   const stop = state.reading = new AbortController();
   const name = `page-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
   $("drop").hidden = true;
   $("reading").hidden = false;
-  $("file-name").textContent = file.name;
+  $("file-name").textContent = files.map((file) => file.name).join(", ");
   $("stop-reading").textContent = "Stop";
   $("progress").value = 0;
   $("counts").textContent = "waiting for a place …";
@@ -202,13 +220,13 @@ $("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); if (!state.asking) $("ask").requestSubmit(); }
 });
 $("new-chat").addEventListener("click", () => { newChat(); $("question").focus(); });
-$("file").addEventListener("change", () => { if ($("file").files[0]) read($("file").files[0]); });
+$("file").addEventListener("change", () => { if ($("file").files[0]) read([...$("file").files]); });
 $("stop-reading").addEventListener("click", closeText);
 $("key-button").addEventListener("click", () => { $("key").value = key.get(); $("key-dialog").showModal(); });
 $("key-dialog").addEventListener("close", () => { if ($("key-dialog").returnValue === "ok") { key.set($("key").value); connect(); } });
 for (const kind of ["dragenter", "dragover"]) addEventListener(kind, (event) => { event.preventDefault(); $("over").hidden = false; });
 for (const kind of ["dragleave", "drop"]) addEventListener(kind, (event) => { event.preventDefault(); if (kind === "drop" || !event.relatedTarget) $("over").hidden = true; });
-addEventListener("drop", (event) => { if (event.dataTransfer.files[0]) read(event.dataTransfer.files[0]); });
+addEventListener("drop", (event) => { if (event.dataTransfer.files[0]) read([...event.dataTransfer.files]); });
 addEventListener("resize", () => state.shaded?.drawMap());
 addEventListener("pagehide", forgetPot);
 allow();

@@ -126,7 +126,12 @@ def test_html_and_mail(tmp_path: Path) -> None:
         "Content-Transfer-Encoding: base64\n\niVBORw0KGgo=\n--XX--\n"
     )
     text = text_of(mail)
-    for part in ("Subject: Café", "Come **soon**", "[file: n.txt]\n\nnote", "[file: p.png, not read"):
+    for part in (
+        "Subject: Café",
+        "Come **soon**",
+        "[file: n.txt]\n\nnote",
+        "[file: p.png, not read",
+    ):
         assert part in text
 
 
@@ -176,7 +181,9 @@ def pdf(*texts: str) -> bytes:
         out += b"%d 0 obj%b\nendobj\n" % (number, content)
     table = b"".join(b"%010d 00000 n \n" % place for place in places)
     size = len(objects) + 1
-    tail = b"xref\n0 %d\n0000000000 65535 f \n%btrailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    tail = (
+        b"xref\n0 %d\n0000000000 65535 f \n%btrailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    )
     return out + tail % (size, table, size, len(out))
 
 
