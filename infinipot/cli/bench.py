@@ -12,7 +12,8 @@ import typer
 from infinipot.cli.app import app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, doing, put, say
-from infinipot.cli.options import COMMON, POT, number, size_from
+from infinipot.cli.options import COMMON, POT
+from infinipot.cli.parsers import number, size_from
 
 if TYPE_CHECKING:
     from infinipot.bench.comparison import Task

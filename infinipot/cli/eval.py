@@ -10,7 +10,8 @@ import typer
 from infinipot.cli.app import CONTEXT, EPILOG, App, Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
-from infinipot.cli.options import COMMON, POT, size_from
+from infinipot.cli.options import COMMON, POT
+from infinipot.cli.parsers import size_from
 from infinipot.cli.sweep import (
     METHODS,
     SWEEP,

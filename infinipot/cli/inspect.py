@@ -10,7 +10,8 @@ import typer
 from infinipot.cli.app import Model, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, check_utf8, doing, say
-from infinipot.cli.options import COMMON, POT, size_from
+from infinipot.cli.options import COMMON, POT
+from infinipot.cli.parsers import size_from
 from infinipot.cli.session import check_writable
 from infinipot.cli.source import need_source
 from infinipot.cli.sweep import Sweep, prepare

@@ -12,7 +12,8 @@ import typer
 
 from infinipot.cli.app import Model, app
 from infinipot.cli.command_options import CommandOptions, takes
-from infinipot.cli.options import COMMON, SERVED, number, size, whole
+from infinipot.cli.options import COMMON, SERVED
+from infinipot.cli.parsers import number, size, whole
 
 M_ARENA_MAX = -8
 """The constant of this name in glibc's malloc.h."""

@@ -11,7 +11,8 @@ from infinipot.cli.app import Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
 from infinipot.cli.eval import check_metrics, rows
-from infinipot.cli.options import COMMON, POT, size_from
+from infinipot.cli.options import COMMON, POT
+from infinipot.cli.parsers import size_from
 from infinipot.cli.sweep import (
     SWEEP,
     Json,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infinipot.cli import options as parsers
+from infinipot.cli import parsers
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, put, say
 from infinipot.cli.options import option

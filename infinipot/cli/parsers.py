@@ -1,0 +1,74 @@
+"""From the text of an option to its value. An error says what was given and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+
+def whole(text: Any) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from None
+
+
+UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+
+def size(text: Any) -> int:
+    """`4096`, `4k`, `1m` -> 4096, 4096, 1048576."""
+    number = str(text).strip().lower()
+    unit = UNITS.get(number[-1:], 1)
+    try:
+        if unit == 1:
+            return int(number)
+        value = float(number[:-1]) * unit
+        if value != int(value):
+            raise ValueError
+        return int(value)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a whole number: write 4096, 4k or 1m") from None
+
+
+def size_from(least: int) -> Callable[[Any], int]:
+    """A parser of sizes that refuses what is below `least`."""
+
+    def at_least(text: Any) -> int:
+        value = size(text)
+        if value < least:
+            raise typer.BadParameter(f"{text} is not allowed: it must be at least {least:,}")
+        return value
+
+    return at_least
+
+
+def number(text: Any, what: str = "a number") -> float:
+    try:
+        if isinstance(text, bool):  # `yes` in a config file
+            raise ValueError
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not {what}") from None
+
+
+def whole_or_auto(text: Any) -> int | str:
+    """PotConfig refuses `auto` later, with a sentence about what became of it."""
+    if text == "auto":
+        return "auto"
+    return size(text)
+
+
+def number_or_once(text: Any) -> float | str:
+    if text == "once":
+        return "once"
+    return number(text, "a number, or once")
+
+
+def weights(text: Any) -> Any:
+    """A name, or numbers separated by commas. A comma after the last one is allowed."""
+    if "," in text:
+        return tuple(number(part) for part in text.removesuffix(",").split(","))
+    return text
