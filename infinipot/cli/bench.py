@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,9 @@ def load(options: CommandOptions, model: str, spread: bool) -> Any:
         dtype = load.best_dtype(options["dtype"] or "bfloat16", device)
         return shaped(model, device=device, dtype=dtype, spread=spread)
     names = ", ".join(SHAPES)
+    near = difflib.get_close_matches(model, SHAPES, n=1, cutoff=0.8)
+    if near and not Path(model).exists():
+        raise BadUse(f"there is no shape {model!r}: did you mean {near[0]!r}? (known: {names})")
     if spread:
         raise BadUse(f"--spread is for shapes ({names}), not for {model}")
     try:

@@ -26,6 +26,7 @@ from infinipot.cli.sweep import (
     size,
     split,
 )
+from infinipot.text.files import check_file
 
 evaluation = App(
     rich_markup_mode=None,
@@ -203,6 +204,8 @@ def perplexity(
     for path in file:
         if not path.is_file():
             raise BadUse(f"there is no file {path}")
+        if path.suffix != ".gz":
+            check_file(str(path))
     count = None
     if tokens is not None:
         count = size(tokens)

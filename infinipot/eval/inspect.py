@@ -102,6 +102,8 @@ def look(
     answer = None
     if question:
         answer = session.ask(question, **sampling)
+        if session.finish_reason == "length":
+            facts += "; the answer was cut at max_tokens"
     return Look(
         pieces=[*[str(replica.tokenizer.decode([token])) for token in head], *parts],
         pinned=len(head),

@@ -97,6 +97,18 @@ def decoded(blocks: Iterable[bytes], name: str) -> Iterator[str]:
         yield text
 
 
+def file_text(path: Path) -> Iterator[str]:
+    """The text of one file, also .gz. Raises ValueError where it is no text."""
+    if path.suffix == ".gz":
+        import gzip
+
+        with gzip.open(path, "rb") as unpacked:
+            yield from FileText(unpacked, str(path))  # type: ignore[arg-type]
+        return
+    with path.open("rb") as file:
+        yield from FileText(file, str(path))
+
+
 @dataclasses.dataclass
 class Selection:
     """Files in the order in which they are read, and what was left out, as sentences."""
@@ -137,10 +149,16 @@ def is_stream(name: str) -> bool:
 
 
 def files_in(folder: str) -> Iterator[str]:
-    """All files below a folder, sorted, without hidden ones."""
-    for root, folders, names in os.walk(folder):
+    """All files below a folder, sorted, without hidden ones. Links to folders are given, too, but
+    not followed, as they may lead in a circle."""
+
+    def refuse(problem: OSError) -> None:
+        raise ValueError(f"cannot read the folder {problem.filename}: {problem.strerror}")
+
+    for root, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        for name in sorted([*names, *links]):
             if not name.startswith("."):
                 yield os.path.normpath(os.path.join(root, name))
 
@@ -177,6 +195,8 @@ def add_folder(selection: Selection, given: str, paths: Iterator[str]) -> None:
 
 def problem_of(path: str) -> str | None:
     """Why a file of a folder is not read; None if it can be."""
+    if os.path.isdir(path):
+        return "a link to a folder"
     if not os.path.isfile(path):
         return "no file"
     try:
@@ -222,8 +242,7 @@ def files_text(paths: Iterable[os.PathLike[str]]) -> Iterator[str]:
     for name in selection.files:
         if is_stream(name) and not os.path.isfile(name):
             continue  # a pipe is read once
-        with open(name, "rb") as file:
-            check_start(file.read(BLOCK_BYTES), name)
+        check_file(name)
     return _texts(selection.files)
 
 
@@ -235,6 +254,12 @@ def warn_of_name(text: str) -> None:
             "append(Path(...)) reads the file",
             stacklevel=4,
         )
+
+
+def check_file(name: str) -> None:
+    """As `check_start`, for a file by its name."""
+    with open(name, "rb") as file:
+        check_start(file.read(BLOCK_BYTES), name)
 
 
 def check_start(start: bytes, name: str) -> None:
@@ -250,5 +275,5 @@ def _texts(names: list[str]) -> Iterator[str]:
     for number, name in enumerate(names):
         if len(names) > 1:
             yield mark(name, first=number == 0)
-        with Path(name).open("rb") as file:
+        with open(name, "rb") as file:
             yield from FileText(file, name)

@@ -156,3 +156,27 @@ def test_all_files_reach_the_pot_and_a_cut_answer_says_so(
     code, out, err = run(*ask, "--max-tokens", 8, "--stop", text[len(text) // 2])
     assert json.loads(out)["finish_reason"] == "stop"
     assert "cut" not in err
+
+
+def test_a_session_reads_paths_and_says_how_an_answer_ended(model: str, tree: Path) -> None:
+    from infinipot import Session, load
+
+    loaded = load(model)
+    session = Session(*loaded)
+    assert session.finish_reason is None
+    session.append([Path("one.md"), Path("notes/a.md")])
+    same = Session(*loaded)
+    same.append("".join(Source("one.md", "notes/a.md")))
+    assert session.stats.tokens_read == same.stats.tokens_read
+    text = session.ask("Who?", max_tokens=8)
+    assert session.finish_reason == "length"
+    assert text == same.ask("Who?", max_tokens=8)
+    pieces = session.stream("Who?", max_tokens=8, stop=(text[len(text) // 2],))
+    assert next(pieces) and session.finish_reason is None
+    assert "".join(pieces) is not None and session.finish_reason == "stop"
+
+
+def test_links_to_folders_are_named(tree: Path, capsys: Any) -> None:
+    (tree / "notes/again").symlink_to(tree / "notes")
+    assert len(Source("notes").names) == 3
+    assert "notes/again (a link to a folder)" in capsys.readouterr().err

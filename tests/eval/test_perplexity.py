@@ -13,7 +13,8 @@ import torch
 from infinipot.cli import main
 from infinipot.eval.methods import methods
 from infinipot.eval.runner import Model, Replica
-from infinipot.eval.tasks.perplexity import Stream, pieces, plan, smoothed, table
+from infinipot.eval.tasks.perplexity import Stream, plan, smoothed, table
+from infinipot.text.files import file_text
 
 TEXT = "The ship left at dawn and nobody saw it go; only the harbour master wrote of rain. " * 40
 
@@ -81,7 +82,7 @@ def test_what_predicts_nothing_is_refused(
         stream(tiny, "full", tmp_path / "empty.txt").run(replica)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 au lait")
     with pytest.raises(ValueError, match="not UTF-8"):
-        list(pieces(tmp_path / "latin.txt"))
+        list(file_text(tmp_path / "latin.txt"))
 
 
 def test_quarters_and_points() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.util
 import random
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from infinipot.checks import known
 from infinipot.eval.runner import Replica
+from infinipot.text.files import file_text
 from infinipot.text.tokens import fragment
 
 FILLER = (
@@ -41,26 +41,13 @@ def essays() -> list[Path]:
     )
 
 
-def read_file(path: Path) -> str:
-    """The text of a UTF-8 file, also .gz, without a byte order mark."""
-    data = path.read_bytes()
-    if path.name.endswith(".gz"):
-        data = gzip.decompress(data)
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as problem:
-        raise ValueError(
-            f"{path} is not UTF-8: {problem.reason} at byte {problem.start:,}; convert it first"
-        ) from None
-
-
 def documents(name: str) -> list[str]:
     """The texts of a haystack: `filler`, `essays`, a text file (also .gz), or a folder with text
     files."""
     if name == "filler":
         return [FILLER]
     if name == "essays":
-        return [read_file(path) for path in essays()]
+        return ["".join(file_text(path)) for path in essays()]
     path = Path(name)
     if path.is_dir():
         paths = sorted(p for p in path.rglob("*") if p.name.endswith(FILES))
@@ -68,13 +55,13 @@ def documents(name: str) -> list[str]:
             raise ValueError(
                 f"the folder {name} has no text files: names must end in {', '.join(FILES)}"
             )
-        return [read_file(p) for p in paths]
+        return ["".join(file_text(p)) for p in paths]
     if not path.is_file():
         raise ValueError(
             f"there is no haystack {name!r}: give filler, essays, a text file, or a folder with "
             "text files"
         )
-    return [read_file(path)]
+    return ["".join(file_text(path))]
 
 
 @dataclass(frozen=True)

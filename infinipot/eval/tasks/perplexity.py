@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TextIO
 
 from infinipot.eval import charts
 from infinipot.eval.methods import Method
@@ -17,28 +15,12 @@ from infinipot.eval.runner import Model, Replica
 from infinipot.eval.stats import mean
 from infinipot.eval.tables import markdown, name_key, names, number, tokens
 from infinipot.eval.teacher_forcing import open_session
+from infinipot.text.files import file_text
 from infinipot.text.special_tokens import starting_ids
 from infinipot.text.tokens import encode
 
 NAME = "perplexity"
 KEY = ("model", "dtype", "method", "question", "options", "text", "tokens", "every")
-BLOCK = 1 << 16
-
-
-def pieces(path: Path) -> Iterator[str]:
-    """A text file, also .gz, in blocks, so that memory does not grow with the file."""
-    with _opened(path) as file:
-        try:
-            while block := file.read(BLOCK):
-                yield block
-        except UnicodeDecodeError as problem:
-            raise ValueError(f"{path} is not UTF-8 ({problem.reason}); convert it first") from None
-
-
-def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
 
 
 class Windows:
@@ -112,7 +94,7 @@ class Stream:
             left = self.count
         if begin := starting_ids(replica.tokenizer):
             session.append(begin, progress=note)
-        for ids in encode(replica.tokenizer, pieces(self.path)):
+        for ids in encode(replica.tokenizer, file_text(self.path)):
             session.append(ids[: int(min(left, len(ids)))], progress=note)
             left -= len(ids)
             if left <= 0:
