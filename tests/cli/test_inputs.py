@@ -141,7 +141,7 @@ def test_all_files_reach_the_pot_and_a_cut_answer_says_so(
     ask = ["generate", model, *POT, "-p", "x", "--json"]
     files = ["-f", "one.md", "-f", "notes/a.md"]
     sizes = []
-    for given in ([], files[:2], files):
+    for given in (files[:2], files):
         code, out, err = run(*ask, "--max-tokens", 2, *given)
         assert code == 0
         document = json.loads(out)
@@ -150,10 +150,11 @@ def test_all_files_reach_the_pot_and_a_cut_answer_says_so(
         sizes.append(document["usage"]["prompt_tokens"])
     assert sizes == sorted(set(sizes))
     with stdin(b"piped", monkeypatch):
-        out = run(*ask, "--max-tokens", 2, *files)[1]
-    assert json.loads(out)["usage"]["prompt_tokens"] > sizes[-1]
-    text = json.loads(run(*ask, "--max-tokens", 8)[1])["text"]
-    code, out, err = run(*ask, "--max-tokens", 8, "--stop", text[len(text) // 2])
+        document = json.loads(run(*ask, "--max-tokens", 8, *files)[1])
+    assert document["usage"]["prompt_tokens"] > sizes[-1]
+    with stdin(b"piped", monkeypatch):
+        stop = document["text"][len(document["text"]) // 2]
+        out, err = run(*ask, "--max-tokens", 8, *files, "--stop", stop)[1:]
     assert json.loads(out)["finish_reason"] == "stop"
     assert "cut" not in err
 

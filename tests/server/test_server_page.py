@@ -116,6 +116,25 @@ def test_by_keyboard_alone(shown: Page) -> None:
     assert names == []
 
 
+FILES = """(() => {
+  const data = new DataTransfer();
+  for (const file of [%s]) data.items.add(file);
+  dispatchEvent(new DragEvent("drop", {dataTransfer: data, cancelable: true}));
+})()"""
+
+
+def test_several_files_are_one_text_and_binaries_are_refused(shown: Page) -> None:
+    shown.run(FILES % 'new File(["ant"], "a.txt"), new File(["bee"], "b.md")')
+    shown.until("document.getElementById('stop-reading').textContent === 'Close'")
+    text = "document.getElementById('text').textContent"
+    assert shown.run(text) == "[file: a.txt]\n\nant\n\n[file: b.md]\n\nbee"
+    assert shown.run("document.getElementById('file-name').textContent") == "a.txt, b.md"
+    png = "new File([new Uint8Array([137, 80, 78, 71, 13, 10, 26, 10, 0])], 'c.png')"
+    shown.run(FILES % f'new File(["dog"], "d.txt"), {png}')
+    shown.until("document.querySelector('.message.error')?.textContent.includes('c.png is a PNG')")
+    assert "ant" in shown.run(text)  # what was read stays
+
+
 def test_on_a_phone(shown: Page) -> None:
     shown.look(360, 740, dark=True)
     shown.run(DROP.format(text=json.dumps(TEXT[:1500])))

@@ -68,7 +68,7 @@ async function read(files) {
   allow();
   const shaded = state.shaded = new Shaded($("text"), $("map"), text);
   const view = { total: 0 };
-  const upload = call(`/v1/pots/${name}?expendable=true`, { method: "PUT", body: new Blob([text]), signal: stop.signal }).then((reply) => reply.json());
+  const upload = call(`/v1/pots/${name}?expendable=true`, { method: "PUT", body: new Blob([text], { type: "text/plain" }), signal: stop.signal }).then((reply) => reply.json());
   const places = locate(text, shaded, view, stop.signal);
   watch(name, shaded, view, upload, stop.signal).catch(() => {});
   try {
