@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,10 @@ MOST_TOKENS = 1 << 31
 """The largest number of tokens in an option."""
 RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
 """Old names of options and the new ones, for one release."""
+
+
+EMBEDDED = "smollm2"
+"""The name of the embedded model."""
 
 
 class ModelWarning(UserWarning):
@@ -42,6 +47,20 @@ def known(what: str, value: str, allowed: Iterable[str]) -> None:
     if near:
         hint = f"; did you mean {near[0]!r}?"
     raise ValueError(f"unknown {what} {value!r}{hint} (known: {', '.join(names)})")
+
+
+def check_model_name(model: str) -> None:
+    """Raise ValueError for a name that no model can have, and for one that is almost the embedded
+    one's: the Hub need not be asked."""
+    if os.path.exists(model):
+        return
+    if not model.strip() or any(letter.isspace() for letter in model):
+        raise ValueError(
+            f"{model!r} names no model: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
+        )
+    near = difflib.get_close_matches(model.lower(), [EMBEDDED], cutoff=0.8)
+    if near and model != EMBEDDED and "/" not in model:
+        raise ValueError(f"there is no model {model!r}: did you mean {EMBEDDED!r}?")
 
 
 def within(what: str, value: float, low: float, high: float | None = None) -> None:

@@ -29,6 +29,13 @@ def lines_of(parameter: Any, context: Any) -> list[str] | None:
     return [line for line in lines if line] or None
 
 
+def takes_several(parameter: Any) -> bool:
+    """Whether an option may be repeated, or says the same when it is."""
+    if parameter.param_type_name == "argument" or parameter.multiple:
+        return True
+    return parameter.is_flag and not parameter.secondary_opts
+
+
 class Command(TyperCommand):
     """A command. Each option comes from its flag, else from INFINIPOT_NAME, else from the config
     file. `--help` shows everyday options in groups, `--help-all` all of them."""
@@ -48,6 +55,13 @@ class Command(TyperCommand):
         if "--help-all" in args:
             ctx.meta["infinipot.help_all"] = True
             args = ["--help"]
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for parameter in order:
+            if order.count(parameter) > 1 and not takes_several(parameter):
+                raise BadUse(
+                    f"{parameter.opts[-1]} is given {order.count(parameter)} times, and takes one "
+                    f"value: leave one (a default for all commands: {parameter.envvar})"
+                )
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:

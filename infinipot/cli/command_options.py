@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.models import ArgumentInfo
 
-from infinipot.checks import RENAMED
+from infinipot.checks import EMBEDDED, RENAMED, check_model_name
 from infinipot.cli.console import BadUse, check_utf8, say
 from infinipot.cli.policy_names import parse_policy
 
@@ -130,9 +130,6 @@ def preset_values(options: CommandOptions) -> dict[str, Any]:
     return preset_options(options["preset"], options["pot_size"] or PotConfig.pot_size)
 
 
-EMBEDDED = "smollm2"
-
-
 def optional_model(parameter: inspect.Parameter) -> inspect.Parameter:
     """The argument MODEL may be left out; then it is empty. Others stay as they are."""
     notes = getattr(parameter.annotation, "__metadata__", ())
@@ -151,8 +148,9 @@ def settle_model(values: dict[str, Any], context: typer.Context, options: Comman
     if "words" in values and values["words"] is None and is_prose(values["model"]):
         values["words"] = values["model"]
         values["model"] = ""
-    if values.get("model") == "":
+    if values["model"] == "":
         values["model"] = default_model(context, options)
+    check_model_name(values["model"])
 
 
 def default_model(context: typer.Context, options: CommandOptions) -> str:
@@ -180,11 +178,14 @@ def takes(
             if name != "options"
         ]
 
+        names_model = any(parameter.default == "" for parameter in own)
+
         def run(**values: Any) -> Any:
             context = values.pop("context")
             common = {parameter.name: values.pop(parameter.name) for parameter in shared}
             options = collect(context, common)
-            settle_model(values, context, options)
+            if names_model:
+                settle_model(values, context, options)
             return command(options=options, **values)
 
         parameters = [*own, *shared, context]

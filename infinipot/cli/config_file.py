@@ -28,6 +28,8 @@ def read(path: Path, options: Mapping[str, Any]) -> dict[str, Any]:
             raise BadUse(
                 f"{path}: {sentence} (infinipot COMMAND --help-all lists the options)"
             ) from None
+        if name in values:
+            raise BadUse(f"{path}: {name} stands there twice, with - and with _: leave one")
         option = options[name]
         if not allowed(option, value):
             raise BadUse(f"{path}: {name} must be one value, not {value!r}")

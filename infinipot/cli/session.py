@@ -238,9 +238,14 @@ def statistics(session: Session) -> str:
     tokens = f"{stats.tokens_read:,} tokens"
     if stats.tokens_skipped:
         tokens += f", {stats.tokens_skipped:,} never read"
+    memory = f"{stats.pot_bytes / 1e6:,.1f} MB"
+    full = f"a full cache {stats.full_cache_bytes / 1e6:,.1f} MB"
+    if session.pot.size is not None and stats.full_cache_bytes < stats.pot_bytes:
+        memory += " for texts of any length"
+        full += " for this short one"
     return (
         f"{tokens} in {pot} (peak {stats.peak_entries:,}, {distillations(stats.distillations)}) · "
-        f"{stats.pot_bytes / 1e6:,.1f} MB, a full cache {stats.full_cache_bytes / 1e6:,.1f} MB"
+        f"{memory}, {full}"
     )
 
 

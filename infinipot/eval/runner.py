@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.checks import EMBEDDED
 from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
-from infinipot.model.load import EMBEDDED, best_device, best_dtype, load
+from infinipot.model.load import best_device, best_dtype, load
 from infinipot.model.runner import ModelRunner
 from infinipot.optional import RAY, need
 

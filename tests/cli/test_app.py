@@ -101,6 +101,8 @@ def test_torchao_is_hushed_and_nothing_else(run: Any, caplog: pytest.LogCaptureF
             ["generate", "MODEL", "Who hid it?", "-p", "x"],
             ["two questions, 'Who hid it?' and -p 'x'"],
         ),
+        (["generate", "MODEL", "-p", "x", "--prompt", "y"], ["--prompt is given 2 times"]),
+        (["serve", "MODEL", "--port", "1", "--port=2"], ["--port is given 2 times", "leave one"]),
         (["generate", "smolm2", "Who hid it?"], ["no model 'smolm2': did you mean 'smollm2'?"]),
         (["chat", "Who hid it?"], ["'Who hid it?' names no model"]),
         (["genrate"], ["No such command 'genrate'"]),

@@ -113,7 +113,7 @@ def test_model_and_prompt_by_their_places(
     assert err.startswith(f"infinipot: no MODEL is given: taking {model}, the embedded one\n")
     assert run("generate", "-p", "Who hid it?", *short, "--quiet")[1:] == (out, "")
     monkeypatch.setenv("INFINIPOT_MODEL", model)
-    monkeypatch.setattr(command_options, "EMBEDDED", "./no/model")
+    monkeypatch.setattr(command_options, "EMBEDDED", "no-model")
     assert run("generate", "Who hid it?", *short)[1] == out
 
 

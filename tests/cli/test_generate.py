@@ -146,7 +146,9 @@ def test_failure_is_one_line_and_debug_shows_more(
 
 def test_a_closed_stdout_ends_quietly(model: str) -> None:
     ask = ["generate", model, "-p", "Hello", "--max-tokens", "4"]
-    child = Forked(lambda: main(ask), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open(os.devnull) as nothing:
+        child = Forked(lambda: main(ask), stdin=nothing.fileno(), **pipes)
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait(60) == 141

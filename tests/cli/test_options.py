@@ -47,6 +47,7 @@ def test_flag_beats_environment_beats_config_beats_default(
         ("max_sesions: 8", "unknown option 'max_sesions'; did you mean 'max_sessions'?"),
         ("- 5", "must consist of lines like"),
         ("pot_size: 64\nseed: 1\npot_size: 128", "pot_size stands there twice: leave one"),
+        ("pot_size: 64\npot-size: 128", "pot_size stands there twice, with - and with _"),
         ("a: [", "cannot use the config file"),
     ],
 )

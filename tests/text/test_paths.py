@@ -161,6 +161,27 @@ def test_books_keep_their_chapters_in_order(tmp_path: Path) -> None:
         text_of(path)
 
 
+@pytest.mark.usefixtures("_html")
+def test_word_documents(tmp_path: Path) -> None:
+    pytest.importorskip("mammoth")
+    path = tmp_path / "a.docx"
+    relation = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+    with zipfile.ZipFile(path, "w") as document:
+        document.writestr(
+            "_rels/.rels",
+            "<Relationships xmlns='http://schemas.openxmlformats.org/package/2006/relationships'>"
+            f"<Relationship Id='a' Type='{relation}' Target='word/document.xml'/></Relationships>",
+        )
+        document.writestr(
+            "word/document.xml",
+            "<w:document xmlns:w='http://schemas.openxmlformats.org/wordprocessingml/2006/main'>"
+            "<w:body><w:p><w:r><w:rPr><w:b/></w:rPr><w:t>Anna</w:t></w:r>"
+            "<w:r><w:t> hid it</w:t></w:r></w:p></w:body></w:document>",
+        )
+        document.writestr("[Content_Types].xml", "<Types/>")
+    assert text_of(path) == "**Anna** hid it\n"
+
+
 def pdf(*texts: str) -> bytes:
     """A PDF with a line on each page."""
     objects = [b"<</Type/Catalog/Pages 2 0 R>>"]
