@@ -15,6 +15,7 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Session, pot_file
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
+from infinipot.engine.decode import Generation
 from infinipot.engine.plan import Plan, budgets_of, checked_needs, other_kind
 from infinipot.engine.reader import layout_of
 from infinipot.engine.sampling import choose
@@ -131,6 +132,23 @@ def test_an_empty_question_is_refused() -> None:
     assert session.stats.tokens_read == 0
 
 
+def test_how_many_tokens_fill_the_pot() -> None:
+    """Until the next distillation, or the one after it where the pot is full."""
+    catalyst = torch.tensor([CATALYST])
+    session = opened()
+    assert session._reader.until_full(catalyst) == 43
+    session.append(random_ids(41), question=CATALYST)
+    counts = []
+    for _ in range(3):
+        counts.append(session._reader.until_full(catalyst))
+        session.append([5], question=CATALYST)
+    assert counts == [2, 1, 23]
+    assert session._reader.until_full(catalyst) == 22
+    assert session._reader.until_full(None) == 27
+    assert opened(policy="full")._reader.until_full(None) is None
+    assert opened(policy="truncate")._reader.until_full(None) is None
+
+
 def test_a_session_that_answers_is_busy_at_once() -> None:
     """Before anything is iterated over, and until the answer ends."""
     session = opened()
@@ -138,6 +156,7 @@ def test_a_session_that_answers_is_busy_at_once() -> None:
     answer = session.stream_ids([5], **ANSWER)
     next(answer)
     for call in (
+        lambda: Generation(session._reader, [5], **ANSWER),
         lambda: session.stream_ids([5], **ANSWER),
         lambda: session.generation([5], **ANSWER),
         lambda: session.append([5], question=CATALYST),
@@ -185,6 +204,7 @@ def test_an_answer_that_stays_settles_the_kind_of_catalyst(
     session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
     list(session.stream_ids("Why?", keep=keep, aware=aware, **ANSWER))
     assert session._reader.plan.catalyst == kind
+    assert (session._reader.last_catalyst is not None) == keep
 
 
 def test_a_pot_has_the_shape_of_its_plan() -> None:
@@ -336,6 +356,13 @@ def test_an_empty_session_says_nothing(tmp_path: Path) -> None:
     fork = session.fork()
     assert fork.pot.block is not None
     assert fork.pot.block is not session.pot.block
+    for pot in (session.pot, fork.pot):
+        for number, layer in enumerate(pot.bounded):
+            for slots, memory in zip(layer.slots, pot.block.tensors, strict=True):
+                assert slots.data.data_ptr() == memory[number].data_ptr()
+    endless = opened(policy="full")
+    endless.append(random_ids(5))
+    assert not endless.pot.block.tensors, "it would have to move as a whole"
     assert fork.stats == session.stats
 
 

@@ -240,6 +240,18 @@ def test_characters_are_shown_whole() -> None:
     assert cut.finish() != "a"
 
 
+def test_of_several_stops_the_first_counts() -> None:
+    """Also where one id brings them all."""
+    pieces = Pieces(Letters(), ("STOP", "END", "x"))  # type: ignore[arg-type]
+    assert pieces._release("abENDcdSTOPENDx") == "ab"
+    assert pieces.stopped
+    held = Pieces(Letters(), ("STOP", "PS"))  # type: ignore[arg-type]
+    assert held._release("aSTOP"[:4]) == "a"
+    assert held._release("x") == "STOx"
+    assert held._release("yP") == "y"
+    assert held.finish() == "P"
+
+
 def test_what_may_be_a_stop_waits() -> None:
     said, pieces = shown("xSTx STOP more", ("STOP", "NOW"))
     assert said == ["x", "", "", "STx", " ", "", "", "", ""]
