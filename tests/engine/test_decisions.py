@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from infinipot import PotConfig, Session, pot_file
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
 from infinipot.engine.decode import Generation
+from infinipot.engine.distill import score_novelty
 from infinipot.engine.plan import Plan, budgets_of, checked_needs, other_kind
 from infinipot.engine.reader import layout_of
 from infinipot.engine.sampling import choose
@@ -106,6 +108,9 @@ def test_each_layer_is_distilled_to_its_own_budget() -> None:
         session.append(random_ids(count), question=CATALYST)
         session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
         assert [layer.length for layer in session.pot.bounded] == lengths
+        before = session.stats.distillations
+        session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
+        assert session.stats.distillations == before, "there is nothing to evict"
 
 
 def test_a_catalyst_that_exactly_has_room_distils() -> None:
@@ -130,6 +135,57 @@ def test_an_empty_question_is_refused() -> None:
         with pytest.raises(ValueError, match="the question is empty, so there is nothing"):
             session.append([5], question=question)
     assert session.stats.tokens_read == 0
+
+
+def test_a_text_after_an_answer_ends_it() -> None:
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    assert session._reader.config.chunk_tokens == 512, "on a CPU"
+    states = []
+    for step in (
+        lambda: session.append("a"),
+        lambda: session.stream_ids("Why?", **ANSWER),
+        lambda: session.stream_ids("Why?", keep=True, **ANSWER),
+        lambda: session.append("b"),
+    ):
+        list(step() or ())
+        states.append((session._dialogue.in_text, session._dialogue.answered))
+    assert states == [(True, False), (True, False), (False, True), (True, False)]
+
+
+def test_a_restored_pot_is_checked() -> None:
+    session = opened()
+    session.append(random_ids(60), question=CATALYST)
+    score_novelty(session.runner, session.pot)
+    session.pot.check()
+    books = session.pot.snapshot()
+    for field, values in {
+        "hidden": (None, torch.zeros(1, 64)),
+        "pinned": (-1, True, 1.0, None),
+        "tokens_read": (-1, 2.5),
+        "distillations": (-1,),
+        "novelty": (torch.zeros(3), torch.zeros(1, 1, 3)),
+        "fresh_parts": ((torch.zeros(1, 1, 3, dtype=torch.long),),),
+    }.items():
+        for value in values:
+            session.pot.note(dataclasses.replace(books, **{field: value}))
+            with pytest.raises(ValueError, match="its (numbers are not whole|tensors have other)"):
+                session.pot.check()
+    session.pot.note(books)
+    session.pot.check()
+    layer = session.pot.bounded[1]
+    index, novelty = layer.index, layer.novelty
+    for part in ((slice(None), slice(1)), (slice(None), slice(None), slice(-1))):
+        layer.index = index[part]
+        if len(part) == 2:  # one head of two, in both
+            layer.novelty = novelty[part]
+        with pytest.raises(ValueError, match="its layers have other shapes"):
+            session.pot.check()
+        layer.novelty = novelty
+    layer.index = index
+    session.pot.check()
+    layer.position = -1
+    with pytest.raises(ValueError, match="not whole"):
+        session.pot.check()
 
 
 def test_how_many_tokens_fill_the_pot() -> None:
