@@ -152,6 +152,18 @@ def test_a_text_after_an_answer_ends_it() -> None:
     assert states == [(True, False), (True, False), (False, True), (True, False)]
 
 
+def test_what_opens_a_text_is_read_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer: once, however many pieces the text has."""
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    list(session.stream_ids("Why?", keep=True, **ANSWER))
+    opening = session._dialogue.opening()
+    assert opening
+    before = session.stats.tokens_read
+    lengths = lengths_read(monkeypatch)
+    session.append(iter(["ab", "cd"]))
+    assert session.stats.tokens_read - before == sum(lengths) == len(opening) + 4
+
+
 def test_a_restored_pot_is_checked() -> None:
     session = opened()
     session.append(random_ids(60), question=CATALYST)
