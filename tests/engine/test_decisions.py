@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Session, pot_file
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
-from infinipot.engine.decode import Generation
+from infinipot.engine.decode import Generation, predict
 from infinipot.engine.distill import score_novelty
 from infinipot.engine.plan import Plan, budgets_of, checked_needs, other_kind
 from infinipot.engine.reader import layout_of
@@ -150,6 +151,44 @@ def test_a_text_after_an_answer_ends_it() -> None:
         list(step() or ())
         states.append((session._dialogue.in_text, session._dialogue.answered))
     assert states == [(True, False), (True, False), (False, True), (True, False)]
+
+
+def test_logits_of_a_step_go_to_their_own_rows() -> None:
+    """All rows of one step, some of them, or rows of several steps."""
+    one, two = torch.randn(3, 7), torch.randn(3, 7)
+
+    def rows(*known: tuple[torch.Tensor, int]) -> torch.Tensor:
+        generations = [SimpleNamespace(pot=Bookkeeping(predicted=predicted)) for predicted in known]
+        return predict(generations)  # type: ignore[arg-type]
+
+    assert rows((one, 0), (one, 1), (one, 2)) is one
+    assert torch.equal(rows((one, 0), (one, 1)), one[:2])
+    assert torch.equal(rows((one, 2), (one, 1), (one, 0)), one.flip(0))
+    mixed = rows((one, 0), (two, 1), (one, 2))
+    assert torch.equal(mixed, torch.stack((one[0], two[1], one[2])))
+
+
+def test_a_part_of_ids_has_no_template() -> None:
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    assert session.append_part([5, 6], None, 9, False) == 2
+    assert session.stats.tokens_read == 2
+    assert session._reader.waiting() == ([], 0)
+    layer = session.pot.bounded[0]
+    for peak, most in ((1, 2), (7, 7), (3, 7)):
+        layer.note_peak(peak)
+        assert layer.peak == most
+
+
+def test_what_opens_a_text_is_read_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer: once, however many pieces the text has."""
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    list(session.stream_ids("Why?", keep=True, **ANSWER))
+    opening = session._dialogue.opening()
+    assert opening
+    before = session.stats.tokens_read
+    lengths = lengths_read(monkeypatch)
+    session.append(iter(["ab", "cd"]))
+    assert session.stats.tokens_read - before == sum(lengths) == len(opening) + 4
 
 
 def test_a_restored_pot_is_checked() -> None:

@@ -237,6 +237,9 @@ def test_characters_are_shown_whole() -> None:
     cut = Pieces(Letters())  # type: ignore[arg-type]
     assert [cut.push(byte) for byte in "a漢".encode()[:-1]] == ["a", "", ""]
     assert cut.finish() == "\N{REPLACEMENT CHARACTER}"
+    long = Pieces(Letters())  # type: ignore[arg-type]
+    assert "".join(long.push(byte) for byte in b"abcdefgh\xe6") == "abcdefgh"
+    assert long.finish() == "\N{REPLACEMENT CHARACTER}"
     twice = Pieces(Letters())  # type: ignore[arg-type]
     assert [twice.push(byte) for byte in b"a\xe6\xe6"] == ["a", "", ""]
     assert twice.finish() == 2 * "\N{REPLACEMENT CHARACTER}"
