@@ -44,7 +44,7 @@ SETTINGS = [
     rf"(?:pot of|distilled to|default keeps|run with|default's|best) {SIZE}(?: entries| survivors)?",
     rf"{SIZE} (?:tokens(?!/s)|entries|survivors|positions|trials|characters|places|texts of each task)",
     r"(?:trailing|around|recent|depth|texts|text|start again at|newest) \d[\d.]*(?:(?: /| to|,) \d[\d.]*)*",
-    r"700 MiB|131,072 on|at (?:4|16)K|of 16 and 20 trials|vocabulary of 151,936|to (?:50|256)(?= so|$|\.)|of texts \d+",
+    r"700 MiB|131,072 on|at (?:4|16)K|of 16 and 20 trials|vocabulary of 151,936|to (?:50|256)(?=\W|$)|of texts \d+",
 ]  # fmt: skip
 """Sizes that were set, versions, names. What was measured must not match."""
 PLAIN_TABLES = ("| option | meaning | default |", "| name | options |")
