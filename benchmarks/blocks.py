@@ -29,8 +29,8 @@ BLOCKS: dict[str, Block] = {}
 
 
 def block(function: Block) -> Block:
-    """Register a block under the name of its function."""
-    BLOCKS[function.__name__.replace("_", "-")] = function
+    """Register a block under the name of its function. It is computed once."""
+    BLOCKS[function.__name__.replace("_", "-")] = functools.cache(function)
     return function
 
 
