@@ -192,4 +192,4 @@ def test_records_hold_no_texts() -> None:
     """Rows of other projects' data are measured, never copied."""
     for path in (FOLDER / "results").glob("*.jsonl"):
         for line in path.read_text("utf-8").splitlines():
-            assert not {"pred", "context", "answers"} & set(json.loads(line)), path.name
+            assert not {"pred", "context", "answer"} & set(json.loads(line)), path.name
