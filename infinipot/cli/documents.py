@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -123,6 +123,89 @@ def documents(
     text, files = task.write(records, out, against)
     show(records, text, files, json)
     return 0
+
+
+@evaluation.command("chat", epilog=METHODS + EPILOG)
+@takes(POT, SWEEP, COMMON)
+def chat(
+    model: Model,
+    options: CommandOptions,
+    out: Out,
+    turns: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Turns of a generated conversation. [default: 200]"),
+    ] = None,
+    facts: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Facts that are told early and asked for late. [default: 10]"
+        ),
+    ] = None,
+    chats: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Generated conversations. [default: 10]")
+    ] = None,
+    templates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Facts from all, even or odd templates: choose options with one half, "
+            "report the other. [default: all]",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Another seed gives other chats. [default: 0]"),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead of generated ones: conversations and their questions, "
+            "in the form of eval documents.",
+        ),
+    ] = None,
+    tasks: Tasks = None,
+    against: Against = None,
+    json: Json = False,
+) -> int:
+    """Chats of many turns, questions about early ones at the end: the table, and intervals by
+    conversation. The question is never known before it is asked."""
+    default = "full,sliding_window,truncate,streaming,infinipot"
+    generated = {"turns": turns, "told": facts, "half": templates, "seed": seed}
+    given = {name: value for name, value in generated.items() if value is not None}
+    if data is not None and (given or chats is not None):
+        raise BadUse("--data has conversations of its own: leave out the options of generated ones")
+    if data is None and tasks is not None:
+        raise BadUse("--tasks chooses among the files of --data: give --data, or leave it out")
+    sweep = prepare(options, model, out, default, question=False)
+    check_against(sweep, against)
+    from infinipot.eval.tasks import chat as task
+
+    listed = conversations(data, names_of(tasks), chats or 10, given)
+    units = task.plan(sweep.model, sweep.methods, listed, options["system"])
+    records = sweep.run(units, task, "chat", options["limit"])
+    need_results(records)
+    text, files = task.write(records, out, against)
+    show(records, text, files, json)
+    return 0
+
+
+def conversations(
+    data: Path | None, tasks: list[str] | None, count: int, given: dict[str, Any]
+) -> list[Any]:
+    """Conversations from the documents of a folder, or so many generated ones. given: fields of
+    their plan."""
+    from infinipot.eval.metrics import needed
+    from infinipot.eval.short_answers import ALL_METRICS
+    from infinipot.eval.tasks.conversations import Plan, from_document
+    from infinipot.eval.tasks.document_rows import read_documents
+
+    if data is None:
+        plan = Plan(**given)
+        return [plan.conversation(number) for number in range(count)]
+    listed = read_documents(data, tasks)
+    needed({one.metric for document in listed for one in document.questions}, ALL_METRICS)
+    return [from_document(document) for document in listed]
 
 
 def check_choices(question: str, half: str | None) -> None:

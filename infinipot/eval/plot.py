@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infinipot.eval import report, results, scores
-from infinipot.eval.tasks import documents, facts, lm_harness, longbench, needle, perplexity
+from infinipot.eval.tasks import chat, documents, facts, lm_harness, longbench, needle, perplexity
 
 
 def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
@@ -19,6 +19,7 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
     for name, key, write in (
         (needle.NAME, needle.KEY, report.write),
         (facts.NAME, facts.KEY, facts.write),
+        (chat.NAME, chat.KEY, chat.write),
         (documents.NAME, documents.KEY, documents.write),
         (longbench.NAME, longbench.KEY, scores.write),
         (perplexity.NAME, perplexity.KEY, perplexity.write),
@@ -32,6 +33,6 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
     if not texts:
         raise ValueError(
             f"{folder} has no results: give a folder with needle.jsonl, facts.jsonl, "
-            "documents.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl"
+            "documents.jsonl, chat.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl"
         )
     return "\n\n".join(texts), files

@@ -37,6 +37,7 @@ KEY = (
     "max_tokens",
     "template",
 )
+KINDS = ("person", "place", "amount", "time", "cause", "code")
 APART = 0.02
 """How far apart two statements at the same depth stand."""
 OPPOSITE = 0.45
@@ -201,6 +202,7 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
         title = f"facts in {haystack} · {half} templates"
         for length in sorted({record["length"] for record in some}):
             own = [as_question(record) for record in some if record["length"] == length]
+            own.sort(key=lambda record: KINDS.index(record["kind"]))
             texts.append(grouped.report(own, f"{title} · {tokens(length)} tokens", by="kind"))
         texts.append(f"by depth\n\n{report.table(some)}")
         if any(record["kept"] is not None for record in some):
