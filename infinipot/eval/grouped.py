@@ -59,18 +59,18 @@ class Table:
         points: dict[str, dict[tuple[str, str, str], float]] = {}
         rows: dict[tuple[str, str, str], str] = {}
         for record in records:
-            question = (*place(record), f"{record['id']} {record['digest']}")
-            points.setdefault(name_of[name_key(record)], {})[question] = record["score"]
-            rows[question] = record[by]
+            asked = (*place(record), f"{record['id']} {record['digest']}")
+            points.setdefault(name_of[name_key(record)], {})[asked] = record["score"]
+            rows[asked] = record[by]
         shared = set.intersection(*[set(answered) for answered in points.values()])
         scores: dict[str, Scores] = {}
         for name, answered in points.items():
             tasks = scores.setdefault(name, {})
-            for task, document, question in (one for one in rows if one in shared):
-                questions = tasks.setdefault(task, {}).setdefault(document, {})
-                questions[question] = answered[task, document, question]
+            for one in (one for one in rows if one in shared):
+                task, document, question = one
+                tasks.setdefault(task, {}).setdefault(document, {})[question] = answered[one]
         full = [name_of[name_key(record)] for record in records if record["method"] == "full"]
-        kept = {question: row for question, row in rows.items() if question in shared}
+        kept = {one: row for one, row in rows.items() if one in shared}
         return cls(scores, kept, next(iter(full), None), len(rows) - len(shared))
 
     def means(self, name: str) -> dict[str, float]:
@@ -165,7 +165,9 @@ def report(
             texts.append(f"{head}: no question has been answered by every method yet")
             continue
         if table.left_out:
-            head += f" · {table.left_out} questions that not every method has answered are left out"
+            head += (
+                f" · left out, as not every method has answered them: {table.left_out} questions"
+            )
         last = {"task": "mean of tasks", "kind": "all"}[by]
         text = f"{head}\n\n{table.text(by, last)}"
         if len(table.scores) > 1:
