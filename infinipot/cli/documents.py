@@ -101,14 +101,15 @@ def documents(
     from infinipot.eval.metrics import needed
     from infinipot.eval.short_answers import ALL_METRICS
     from infinipot.eval.tasks import documents as task
+    from infinipot.eval.tasks.document_plan import of_half, plan, variants
     from infinipot.eval.tasks.document_rows import read_documents
 
     base = base_options(options)
-    sweep.methods = task.variants(sweep.methods, base, options["preset"], question)
-    listed = task.of_half(read_documents(data, names_of(tasks)), half)
+    sweep.methods = variants(sweep.methods, base, options["preset"], question)
+    listed = of_half(read_documents(data, names_of(tasks)), half)
     metrics = {one.metric for document in listed for one in document.questions}
     needed(metrics, ALL_METRICS)
-    units = task.plan(
+    units = plan(
         sweep.model,
         sweep.methods,
         listed,

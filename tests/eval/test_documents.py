@@ -18,8 +18,9 @@ from infinipot.eval.results import Results
 from infinipot.eval.runner import Model, Replica, sweep
 from infinipot.eval.short_answers import ALL_METRICS
 from infinipot.eval.stats import grouped_difference, paired_difference
+from infinipot.eval.tasks.document_plan import of_half, plan, variants
 from infinipot.eval.tasks.document_rows import read_documents
-from infinipot.eval.tasks.documents import KEY, NAME, of_half, plan, variants
+from infinipot.eval.tasks.documents import KEY, NAME
 
 SIZES = {"pot_size": 220, "distill_to": 80}
 LETTERS = ["Two cats", "A dog", "Two cats and a dog"]
