@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infinipot.eval.results import Record
@@ -19,13 +19,20 @@ def place(record: Record) -> tuple[str, str]:
     return record["task"], record["document"]
 
 
-def documents_longer_than_pot(records: Iterable[Record]) -> set[tuple[str, str]]:
-    """The documents that the pot of some method does not hold with question and answer. Without a
-    method that has a pot, all documents."""
-    listed = list(records)
-    if all(record["fits"] is None for record in listed):
-        return {place(record) for record in listed}
-    return {place(record) for record in listed if record["fits"] is False}
+def by_fit(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """The records by what a title says of their documents: those that the pot of some method does
+    not hold with question and answer, and those that every pot holds. Without a pot they are not
+    told apart."""
+    if all(record["fits"] is None for record in records):
+        return {"": list(records)}
+    longer = {place(record) for record in records if record["fits"] is False}
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        title = " that fit into the pot"
+        if place(record) in longer:
+            title = " longer than the pot"
+        found.setdefault(title, []).append(record)
+    return dict(sorted(found.items()))
 
 
 def method_names(records: Sequence[Record]) -> dict[str, str]:

@@ -340,10 +340,15 @@ def test_the_table_by_hand() -> None:
 
 
 def test_documents_that_fit_are_apart() -> None:
-    records = [result("infinipot", "unknown", "a-0", 0, 1.0, fits=True), result("infinipot", "unknown", "a-1", 0, 1.0)]  # fmt: skip
-    assert grouped.documents_longer_than_pot(records) == {("a", "a-1")}
+    fits = result("infinipot", "unknown", "a-0", 0, 1.0, fits=True)
+    small = result("infinipot:pot_size=64", "unknown", "a-1", 0, 1.0)
+    large = result("infinipot", "unknown", "a-1", 0, 1.0, fits=True)
+    assert list(grouped.by_fit([fits, small, large]).items()) == [
+        (" longer than the pot", [small, large]),
+        (" that fit into the pot", [fits]),
+    ]
     only_full = [result("full", None, "a-0", 0, 1.0, fits=None)]
-    assert grouped.documents_longer_than_pot(only_full) == {("a", "a-0")}
+    assert grouped.by_fit(only_full) == {"": only_full}
 
 
 def test_the_command(

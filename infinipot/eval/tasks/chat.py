@@ -123,17 +123,12 @@ def write(
 ) -> tuple[str, list[Path]]:
     """Write a table for each task, and for conversations that every pot holds entirely a table of
     their own."""
-    longer = grouped.documents_longer_than_pot(records)
     texts = []
     for task in dict.fromkeys(record["task"] for record in records):
         own = [record for record in records if record["task"] == task]
-        for title, some in (
-            ("longer than the pot", [r for r in own if grouped.place(r) in longer]),
-            ("that fit into the pot", [r for r in own if grouped.place(r) not in longer]),
-        ):
-            if some:
-                title = f"{task} conversations {title} · {turns_of(some)} turns"
-                texts.append(grouped.report(some, title, against, by="kind"))
+        for fit, some in grouped.by_fit(own).items():
+            title = f"{task} conversations{fit} · {turns_of(some)} turns"
+            texts.append(grouped.report(some, title, against, by="kind"))
     text = "\n\n".join([*texts, grouped.seconds(records)])
     (folder / f"{NAME}.md").write_text(text, "utf-8")
     return text, [folder / f"{NAME}.md"]

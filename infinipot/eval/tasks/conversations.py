@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from infinipot.eval.tasks.document_rows import Document, Question
 from infinipot.eval.tasks.fact_templates import Fact, chosen_for, facts
-from infinipot.eval.tasks.small_talk import small_talk
+from infinipot.eval.tasks.small_talk import THANKS, small_talk
 
 GENERATED = "generated"
 EARLY = 0.4
@@ -21,6 +21,7 @@ TELLS = (
     "{fact} I thought you should know. {rest}",
     "{rest} And one more piece of news: {fact}",
 )
+RECALL = "Let us go back to something that I told you earlier. {question} Answer in a few words."
 SPEECH = (
     re.compile(r"^\s*(?P<who>[\w.' -]{1,40}?) said, (?P<said>\".*)$"),
     re.compile(r"^\s*(?P<who>[\w.' -]{1,40}?):(?P<said>.*)$"),
@@ -91,11 +92,12 @@ class Plan:
         for turn, (message, reply) in zip(range(self.turns), small_talk(chance), strict=False):
             if turn in statements:
                 message = chance.choice(TELLS).format(fact=statements[turn], rest=message)
+                reply = f"{chance.choice(THANKS)} {reply}"
             turns.append((message, reply))
         questions = tuple(
             FactQuestion(
                 id=fact.template.name,
-                prompt=fact.question,
+                prompt=RECALL.format(question=fact.question),
                 kind=fact.template.kind,
                 max_tokens=self.max_tokens,
                 turn=turn,

@@ -167,14 +167,10 @@ def write(
     records: Sequence[Record], folder: Path, against: str | None = None
 ) -> tuple[str, list[Path]]:
     """Write the tables. Documents that every pot holds entirely have tables of their own."""
-    longer = grouped.documents_longer_than_pot(records)
-    texts = []
-    for title, some in (
-        ("documents longer than the pot", [r for r in records if grouped.place(r) in longer]),
-        ("documents that fit into the pot", [r for r in records if grouped.place(r) not in longer]),
-    ):
-        if some:
-            texts.append(grouped.report(some, f"{half_of(records)}{title}", against))
+    texts = [
+        grouped.report(some, f"{half_of(records)}documents{title}", against)
+        for title, some in grouped.by_fit(records).items()
+    ]
     text = "\n\n".join([*texts, *cut_by_window(records), grouped.seconds(records)])
     (folder / f"{NAME}.md").write_text(text, "utf-8")
     return text, [folder / f"{NAME}.md"]

@@ -32,36 +32,74 @@ TOPICS = (
     ("crossing a city on a bicycle", "side streets and working lights"),
 )
 ASKS = (
-    "I have been thinking about {topic}. Where would you begin, if you had only a weekend for it?",
-    "My neighbour talks about nothing but {topic} these days. Is there anything to it?",
-    "Could you tell me what matters most in {topic}? I have read three pages that all disagree.",
-    "Yesterday I tried my hand at {topic}, and it went badly. What do people usually get wrong?",
-    "Let us talk about {topic} for a while. I would like advice that fits into a small budget.",
-    "Somebody at lunch said that {topic} is a waste of time. I was not sure what to answer.",
-    "What would you say to a child who asks about {topic}? Please keep it simple.",
-    "I am back to {topic}, as you can see. Is there a rule of thumb that one can trust?",
+    "I have been thinking about {topic}.",
+    "My neighbour talks about nothing but {topic} these days.",
+    "I have read three pages about {topic}, and they all disagree.",
+    "Yesterday I tried my hand at {topic}, and it went badly.",
+    "Let us talk about {topic} for a while.",
+    "Somebody at lunch said that {topic} is a waste of time.",
+    "I am back to {topic}, as you can see.",
+    "A friend has given me a book about {topic}.",
 )
-REPLIES = (
-    "With {topic}, most of it comes down to {key}. Begin small, look at the result after a few "
-    "days, and change one thing at a time.",
-    "People make it sound harder than it is. What you need is {key}; the rest is habit, and habits "
-    "come by themselves.",
-    "I would start with {key}. If that works, everything else about {topic} is a matter of taste.",
-    "There are many opinions, but almost all of them agree on {key}. Try that first, and tell me "
-    "how it went.",
-    "The usual mistake in {topic} is to hurry. Think of {key}, take your time, and do not compare "
-    "yourself with others.",
-    "That depends on the season and on your mood. Still, {key} will never be wrong.",
-    "Simply put, it is about {key}. Once that is settled, you can enjoy the rest of it.",
+WISHES = (
+    "Where would you begin, if you had only a weekend for it?",
+    "Is there anything to it?",
+    "What do people usually get wrong?",
+    "I would like advice that fits into a small budget.",
+    "What would you say to a child who asks about it?",
+    "Is there a rule of thumb that one can trust?",
+    "I do not want to buy anything new for it.",
+    "How long does it take until one sees a result?",
 )
+STARTS = (
+    "People make it sound harder than it is.",
+    "A good question, and one without a single answer.",
+    "That depends on the season, and a little on your mood.",
+    "I am glad that you ask before you spend money.",
+    "You are not the first to wonder.",
+    "It went badly for most of us in the beginning.",
+    "Books are of little use here, hands are better.",
+    "Let me keep it short.",
+    "There is more than one way.",
+)
+KEYS = (
+    "What you need is {key}.",
+    "I would start with {key}.",
+    "Almost everybody agrees on {key}.",
+    "Most of it comes down to {key}.",
+    "Think of {key}, and leave the rest for later.",
+    "With {key} you are on the safe side.",
+    "The secret, if there is one, is {key}.",
+    "Nobody regrets to have thought of {key}.",
+)
+ENDS = (
+    "Begin small, and look at the result after a few days.",
+    "The rest is habit.",
+    "Everything else is a matter of taste.",
+    "Tell me how it went.",
+    "Do not compare yourself with others.",
+    "Once that is settled, you can enjoy it.",
+    "Change only one thing at a time.",
+    "If it fails, you have lost an afternoon and no more.",
+    "",
+)
+THANKS = (
+    "I see, thank you for telling me.",
+    "Good to know.",
+    "I did not know that.",
+    "That is news to me.",
+    "I will keep it in mind.",
+)
+"""How a reply begins when something is told."""
 
 
 def small_talk(chance: random.Random) -> Iterator[tuple[str, str]]:
-    """Turns without an end: a message, and the reply to it. No pair of topic and message comes
-    twice before all have come."""
+    """Turns without an end: a message, and the reply to it. No pair of topic and first sentence
+    comes twice before all have come."""
     while True:
         pairs = [(topic, ask) for topic in TOPICS for ask in ASKS]
         chance.shuffle(pairs)
         for (topic, key), ask in pairs:
-            reply = chance.choice(REPLIES)
-            yield ask.format(topic=topic), reply.format(topic=topic, key=key)
+            message = f"{ask.format(topic=topic)} {chance.choice(WISHES)}"
+            parts = [chance.choice(some) for some in (STARTS, KEYS, ENDS)]
+            yield message, " ".join(parts).format(key=key).rstrip()
