@@ -138,7 +138,7 @@ def question(**more: Any) -> dict[str, Any]:
         (row(max_tokens=0), "`max_tokens` must be a whole number"),
         (row(max_tokens="8"), "`max_tokens` must be a whole number"),
         (row(ask="Answer."), "{question}"),
-        (row(max_token=4, max_tokens=4) | {"contex": "x"}, None),
+        (row(max_token=4, contex="x", document_id="x"), None),
         ({**{k: v for k, v in row().items() if k != "ask"}, "asks": "x"}, "did you mean 'ask'"),
         (question(answers="I"), "`answers` must be a list"),
         (question(answers=[]), "`answers` must be a list of at least one text"),
@@ -183,9 +183,11 @@ def test_folders_without_documents(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="files are empty"):
         read_documents(tmp_path)
     (tmp_path / "x.jsonl").unlink()
-    (tmp_path / "x.jsonl.gz").write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match="cannot read"):
-        read_documents(tmp_path)
+    whole = gzip.compress(b'{"a": 1}')
+    for damaged in (b"no gzip", whole[:-9], whole[:12] + b"!" + whole[13:]):
+        (tmp_path / "x.jsonl.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match="cannot read"):
+            read_documents(tmp_path)
 
 
 # ---------------------------------------------------------------- reading and asking

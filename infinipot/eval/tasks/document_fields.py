@@ -16,7 +16,8 @@ def check_names(fields: dict[str, Any], names: Sequence[str]) -> None:
         if name in names:
             continue
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
-        if near and near[0] not in fields:
+        named = near[:1] == ["document"] and "context" in fields  # document_id
+        if near and near[0] not in fields and not named:
             raise ValueError(f"unknown field {name!r}; did you mean {near[0]!r}?")
 
 

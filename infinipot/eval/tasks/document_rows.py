@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         data = path.read_bytes()
         if path.suffix == ".gz":
             data = gzip.decompress(data)
-    except (OSError, EOFError) as problem:
+    except (OSError, EOFError, zlib.error) as problem:
         raise ValueError(f"cannot read {path}: {problem}") from None
     for number, line in enumerate(data.split(b"\n"), 1):
         try:
