@@ -358,7 +358,7 @@ def test_the_command(
 ) -> None:
     write_rows(folder / "c.jsonl", row("short", 0, 1), row("short", 1, 2))
     out = tmp_path / "out"
-    args = ["eval", "documents", tiny.name, "--data", str(folder), "--policy", "full,infinipot", "--marked", "--pot-size", "220",
+    args = ["eval", "documents", tiny.name, "--data", str(folder), "--policy", "full,infinipot", "--marked", "--tasks", "ports,short", "--pot-size", "220",
             "--distill-to", "80", "--device", "cpu", "-o", str(out)]  # fmt: skip
     assert main(args) == 0
     shown = capsys.readouterr().out
@@ -366,7 +366,7 @@ def test_the_command(
     assert "short" in fit and "short" not in longer
     assert "exceed the model's window" in shown
     records = [json.loads(line) for line in (out / "documents.jsonl").read_text().splitlines()]
-    assert len(records) == 6 * (2 + 2 + 1)
+    assert len(records) == 4 * (2 + 2 + 1)
     assert main(["plot", str(out)]) == 0
     assert capsys.readouterr().out == shown
 

@@ -253,7 +253,7 @@ def test_the_command_of_chats(
     tiny: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    args = ["eval", "chat", tiny.name, "--turns", "6", "--facts", "1", "--chats", "2", "--policy", "sliding_window,infinipot",
+    args = ["eval", "chat", tiny.name, "--turns", "6", "--facts", "1", "--chats", "1", "--policy", "sliding_window,infinipot",
             "--pot-size", "256", "--device", "cpu", "-o", str(out)]  # fmt: skip
     assert main(args) == 0
     shown = capsys.readouterr().out
