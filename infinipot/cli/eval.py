@@ -27,8 +27,8 @@ from infinipot.cli.sweep import (
 )
 
 evaluation = typer.Typer(
-    help="Benchmarks: LongBench, perplexity over a long text, and the tasks of "
-    "lm-evaluation-harness."
+    help="Benchmarks: documents with many questions, long chats, LongBench, perplexity over a long "
+    "text, and the tasks of lm-evaluation-harness."
 )
 app.add_typer(evaluation, name="eval")
 
