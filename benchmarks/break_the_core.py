@@ -459,11 +459,14 @@ def note_lines(paths: list[Path]) -> set[tuple[str, int]]:
 @dataclass
 class Known:
     """What the tests do on unbroken code. version: of the code. seconds: by test; of those that are
-    left out infinite. lines: (file, line) -> tests."""
+    left out infinite. lines: (file, line) -> tests. files: the versions of the tests' files. sizes:
+    how many lines a test goes through."""
 
     version: str
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     lines: dict[tuple[str, int], list[str]] = dataclasses.field(default_factory=dict)
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+    sizes: Counter[str] = dataclasses.field(default_factory=Counter)
 
     def add(self, other: Known) -> None:
         self.seconds |= other.seconds
@@ -471,28 +474,30 @@ class Known:
             self.lines.setdefault(place, []).extend(tests)
 
     def tests(self, breakage: Breakage, most_s: float) -> list[str]:
-        """The tests that go through the lines: the quickest of each test function first."""
+        """The tests that go through the lines: quick ones that go through few others first."""
         first, last = breakage.lines
         names = {
             test
             for line in range(first, last + 1)
             for test in self.lines.get((breakage.path, line), ())
         }
-        groups: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(names, key=lambda name: self.seconds[name]):
-            groups[name.split("[")[0]].append(name)
-        ranked = [
-            (rank, self.seconds[name], name)
-            for group in groups.values()
-            for rank, name in enumerate(group)
-        ]
+        if not self.sizes:
+            self.sizes = Counter(test for tests in self.lines.values() for test in tests)
         chosen: list[str] = []
         total = 0.0
-        for _, seconds, name in sorted(ranked):
-            if total + seconds <= most_s:
+        for name in sorted(names, key=lambda name: self.seconds[name] * self.sizes[name]):
+            if total + self.seconds[name] <= most_s:
                 chosen.append(name)
-                total += seconds
+                total += self.seconds[name]
         return chosen
+
+    def forget(self, changed: set[str]) -> None:
+        """Forget the tests of these files."""
+        gone = {name for name in self.seconds if name.split("::")[0] in changed}
+        self.seconds = {name: x for name, x in self.seconds.items() if name not in gone}
+        self.lines = {
+            place: [x for x in tests if x not in gone] for place, tests in self.lines.items()
+        }
 
 
 def observe(items: dict[str, pytest.Item], paths: list[Path], send: Callable[[bytes], Any]) -> None:
@@ -565,10 +570,15 @@ class Plugin:
     def known(self, items: dict[str, pytest.Item]) -> Known:
         """What is stored beside the output of the core as it is now, with tests that are new."""
         stored = self.options.output.with_suffix(".lines")
-        known = Known(version())
+        known = Known(version(core()))
         if stored.exists():
             before: Known = pickle.loads(stored.read_bytes())
             known = before if before.version == known.version else known
+        files = {name.split("::")[0] for name in items}
+        files_now = {name: version([ROOT / name]) for name in files}
+        known.forget({name for name in files if known.files.get(name) != files_now[name]})
+        known.files = files_now
+        known.sizes = Counter()
         groups: dict[str, list[str]] = defaultdict(list)
         for name in items:
             groups[name.split("[")[0]].append(name)
@@ -598,9 +608,8 @@ class Plugin:
             known.add(pickle.loads(child.end(DAY_S)[0]))
 
 
-def version() -> str:
-    """Of the code that may be broken."""
-    return hashlib.sha256(b"".join(path.read_bytes() for path in core())).hexdigest()
+def version(paths: list[Path]) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 def write(output: Path, breakage: Breakage, noticed: str, seconds: float) -> None:

@@ -147,7 +147,7 @@ def measure(
 ) -> None:
     """Measure. The table goes to stderr, the document, one line of JSON, to stdout and to the end
     of the file `out`."""
-    from infinipot.cli.session import silence
+    from infinipot.cli.console import silence
 
     config = options.config()
     with doing(f"loading {model}", options.quiet):

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from infinipot.checks import ModelWarning
+
 CLEAR = "\r\x1b[K"
 
 
@@ -54,6 +56,26 @@ def show_warning(message: Warning | str, *where: object) -> None:
     if terminal():
         print(CLEAR, end="", file=sys.stderr, flush=True)
     say(str(message))
+
+
+def silence(quiet: bool) -> None:
+    """Hide warnings and bars of other libraries, and show ours about the model. A download from the
+    Hub may show its bar on a terminal."""
+    import warnings
+
+    import transformers
+    from huggingface_hub.utils import logging as hub_logging
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+
+    warnings.simplefilter("ignore")
+    if not quiet:
+        warnings.filterwarnings("default", category=ModelWarning)
+        warnings.showwarning = show_warning  # type: ignore[assignment]
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    if sys.stderr.isatty() and not quiet:
+        enable_progress_bars()
 
 
 def put(text: str) -> None:

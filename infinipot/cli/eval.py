@@ -31,9 +31,9 @@ from infinipot.text.files import check_file
 evaluation = App(
     rich_markup_mode=None,
     context_settings=CONTEXT,
-    help="Benchmarks: LongBench, perplexity over a long text, and the tasks of "
-    "lm-evaluation-harness.",
-    short_help="Benchmarks: LongBench, perplexity, lm-evaluation-harness",
+    help="Benchmarks: documents with many questions, long chats, LongBench, perplexity over a long "
+    "text, and the tasks of lm-evaluation-harness.",
+    short_help="Benchmarks: documents, chats, LongBench, perplexity, lm-evaluation-harness",
 )
 app.add_typer(evaluation, name="eval")
 

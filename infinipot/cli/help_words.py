@@ -127,6 +127,14 @@ EXAMPLES = {
         "infinipot study ablation smollm2 -o results --lengths 4k",
         "infinipot study kept smollm2 -o results --style rows",
     ),
+    "eval documents": (
+        "infinipot eval documents smollm2 --data rows -o results --question known",
+        "infinipot eval documents smollm2 --data rows -o results --limit 10",
+    ),
+    "eval chat": (
+        "infinipot eval chat smollm2 -o results --turns 50 --chats 2",
+        "infinipot eval chat smollm2 -o results --policy streaming,infinipot",
+    ),
     "eval longbench": (
         "infinipot eval longbench smollm2 --data LongBench -o results --limit 10",
         "infinipot eval longbench smollm2 --data LongBench -o results --tasks qasper,trec",

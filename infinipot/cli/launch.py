@@ -240,7 +240,7 @@ def loader(options: CommandOptions, model: str) -> Callable[[], tuple[Any, Any]]
     """What loads the model when the server is up."""
 
     def load() -> tuple[Any, Any]:
-        from infinipot.cli.session import silence
+        from infinipot.cli.console import silence
         from infinipot.model.load import load
 
         if not options["debug"]:

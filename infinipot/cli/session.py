@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from infinipot.checks import ModelWarning
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import (
     BadUse,
@@ -19,7 +17,7 @@ from infinipot.cli.console import (
     doing,
     interrupts,
     say,
-    show_warning,
+    silence,
 )
 from infinipot.cli.policy_names import parse_policy
 from infinipot.cli.progress import ReadingProgress, distillations
@@ -120,26 +118,6 @@ def saved_config(pot: Path, options: CommandOptions) -> PotConfig:
             f"{values.get(name)!r}: leave it out, or read the text into a new pot"
         )
     return saved.replace(chunk_tokens=options["chunk_tokens"] or saved.chunk_tokens)
-
-
-def silence(quiet: bool) -> None:
-    """Hide warnings and bars of other libraries, and show ours about the model. A download from the
-    Hub may show its bar on a terminal."""
-    import warnings
-
-    import transformers
-    from huggingface_hub.utils import logging as hub_logging
-    from huggingface_hub.utils.tqdm import enable_progress_bars
-
-    warnings.simplefilter("ignore")
-    if not quiet:
-        warnings.filterwarnings("default", category=ModelWarning)
-        warnings.showwarning = show_warning  # type: ignore[assignment]
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
-    if sys.stderr.isatty() and not quiet:
-        enable_progress_bars()
 
 
 def open_session(job: Job, model: str) -> Session:

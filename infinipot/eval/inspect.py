@@ -102,8 +102,6 @@ def look(
     answer = None
     if question:
         answer = session.ask(question, **sampling)
-        if session.finish_reason == "length":
-            facts += "; the answer was cut at max_tokens"
     return Look(
         pieces=[*[str(replica.tokenizer.decode([token])) for token in head], *parts],
         pinned=len(head),
@@ -112,8 +110,15 @@ def look(
         question=question,
         known=method.aware,
         answer=answer,
-        facts=facts,
+        facts=facts + end_of(session),
     )
+
+
+def end_of(session: Session) -> str:
+    """What the line of facts says of an answer that was cut."""
+    if session.finish_reason == "length":
+        return "; the answer was cut at max_tokens"
+    return ""
 
 
 def _check_length(count: int) -> None:

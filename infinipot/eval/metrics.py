@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from infinipot.optional import EVAL, need
 
@@ -140,8 +140,9 @@ def score(
     return max(points, default=0.0)
 
 
-def needed(metrics: set[str]) -> None:
-    """Raise ValueError if a metric needs a package that is missing, before the model runs."""
+def needed(metrics: set[str], known: Mapping[str, Metric] = METRICS) -> None:
+    """Raise ValueError if a metric needs a package that is missing, before the model runs. known:
+    the metrics by name."""
     samples = {"retrieval": ("1", "Paragraph 1"), "retrieval_zh": ("1", "段落1")}
     for metric in sorted(metrics):
-        METRICS[metric](*samples.get(metric, ("one", "two")), ())
+        known[metric](*samples.get(metric, ("one", "two")), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infinipot.eval import report, results, scores
-from infinipot.eval.tasks import lm_harness, longbench, needle, perplexity
+from infinipot.eval.tasks import chat, documents, facts, lm_harness, longbench, needle, perplexity
 
 
 def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
@@ -18,6 +18,9 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
     files: list[Path] = []
     for name, key, write in (
         (needle.NAME, needle.KEY, report.write),
+        (facts.NAME, facts.KEY, facts.write),
+        (chat.NAME, chat.KEY, chat.write),
+        (documents.NAME, documents.KEY, documents.write),
         (longbench.NAME, longbench.KEY, scores.write),
         (perplexity.NAME, perplexity.KEY, perplexity.write),
         (lm_harness.NAME, lm_harness.KEY, lm_harness.write),
@@ -29,7 +32,7 @@ def redraw(folder: Path, out: Path) -> tuple[str, list[Path]]:
             files += paths
     if not texts:
         raise ValueError(
-            f"{folder} has no results: give a folder with needle.jsonl, longbench.jsonl, "
-            "perplexity.jsonl or lm.jsonl"
+            f"{folder} has no results: give a folder with needle.jsonl, facts.jsonl, "
+            "documents.jsonl, chat.jsonl, longbench.jsonl, perplexity.jsonl or lm.jsonl"
         )
     return "\n\n".join(texts), files

@@ -29,30 +29,68 @@ def paired_difference(
 ) -> tuple[float, tuple[float, float] | None]:
     """second - first, as the mean of task means, with a 95 % interval by paired bootstrap.
 
-    Only rows of both methods count. The bootstrap draws rows within each task, the same rows for
-    both methods. Its random numbers depend on the tasks only, so the interval is reproducible. The
-    interval is None if a task has a single row, because one row has no spread. Raises ValueError if
-    the methods share no row.
+    first, second: task -> row -> score. Every row is drawn by itself; otherwise as
+    `grouped_difference`.
     """
-    shared = {task: sorted(set(first[task]) & set(second.get(task, {}))) for task in sorted(first)}
-    gaps = {
-        task: [second[task][row] - first[task][row] for row in rows]
-        for task, rows in shared.items()
-        if rows
+    return grouped_difference(_each_alone(first), _each_alone(second), rounds)
+
+
+def _each_alone(
+    scores: Mapping[str, Mapping[str, float]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        task: {row: {row: score} for row, score in rows.items()} for task, rows in scores.items()
     }
+
+
+Grouped = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Task -> document -> question -> score."""
+
+
+def grouped_difference(
+    first: Grouped, second: Grouped, rounds: int = ROUNDS
+) -> tuple[float, tuple[float, float] | None]:
+    """second - first, as the mean of task means over all questions, with a 95 % interval by paired
+    bootstrap.
+
+    Only questions of both methods count. The bootstrap draws documents within each task, each with
+    all its questions, the same for both methods. Its random numbers depend on the tasks only, so
+    the interval is reproducible. The interval is None if a task has a single document, because one
+    document has no spread. Raises ValueError if the methods share no question.
+    """
+    gaps: dict[str, list[list[float]]] = {}
+    for task in sorted(first):
+        documents = _gaps(first[task], second.get(task, {}))
+        if documents:
+            gaps[task] = documents
     if not gaps:
         raise ValueError("the two methods have no row in common, so there is nothing to compare")
-    gap = float(np.mean([np.mean(rows) for rows in gaps.values()]))
+    means = [np.mean([gap for some in documents for gap in some]) for documents in gaps.values()]
     if min(map(len, gaps.values())) < 2:
-        return gap, None
+        return float(np.mean(means)), None
     samples = np.zeros(rounds)
-    for task, rows in gaps.items():
+    for task, documents in gaps.items():
         seed = int.from_bytes(hashlib.sha256(task.encode()).digest()[:4], "big")
-        values = np.asarray(rows)
-        picks = np.random.default_rng(seed).integers(len(values), size=(rounds, len(values)))
-        samples += values[picks].mean(axis=1)
+        sums = np.asarray([sum(some) for some in documents])
+        counts = np.asarray([len(some) for some in documents])
+        picks = np.random.default_rng(seed).integers(len(sums), size=(rounds, len(sums)))
+        samples += sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.quantile(samples / len(gaps), [0.025, 0.975])
-    return gap, (float(low), float(high))
+    return float(np.mean(means)), (float(low), float(high))
+
+
+def _gaps(
+    first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]]
+) -> list[list[float]]:
+    """second - first for the shared questions of each shared document, in the order of names."""
+    gaps = [
+        [
+            second[name][one] - first[name][one]
+            for one in sorted(set(first[name]) & set(second[name]))
+        ]
+        for name in sorted(set(first) & set(second))
+    ]
+    return [some for some in gaps if some]
 
 
 def share_interval(right: int, count: int) -> tuple[float, float]:

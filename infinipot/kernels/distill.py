@@ -80,25 +80,15 @@ def catalyst_scores(
     most = query.shape[2]
     heads, entries = key.shape[1:3]
     group = query.shape[1] // heads
-    sets = 1
-    weight = 1.0
-    if how == "max":
-        sets = group
-    elif how == "mean":
-        weight = 1 / group
+    sets = group if how == "max" else 1
+    weight = 1 / group if how == "mean" else 1.0
     peak, total = _denominators(query, key, scoring, count)
     out = torch.empty(1, heads, entries, dtype=torch.float32, device=query.device)
     layout = _layout(query, scoring, group * most // sets)
     parts = peak.shape[1]
     with on(query):
         distill_kernels.catalyst_join[(-(-entries // layout[1]), heads)](
-            query,
-            key,
-            count,
-            peak,
-            total,
-            scoring.sinks,
-            out,
+            *(query, key, count, peak, total, scoring.sinks, out),
             *(*query.stride()[1:3], *key.stride()[1:3]),
             *(most, entries, group, parts, sets),
             *scoring.hidden,
@@ -128,10 +118,7 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring, count: Tensor | 
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
     with on(query):
         distill_kernels.catalyst_part[(tiles, heads, parts)](
-            query,
-            key,
-            count,
-            *result,
+            *(query, key, count, *result),
             *(*query.stride()[1:3], *key.stride()[1:3]),
             *(most, entries, group, share * layout[1]),
             *scoring.hidden,
@@ -204,13 +191,10 @@ def choose_indices(
     tile = max(128, next_power_of_2(slots))
     with on(some):
         distill_kernels.choose[(batch, heads)](
-            best,
-            news,
-            out,
+            *(best, news, out),
             *(best_strides + news_strides),
             *(slots, budget, sinks, recent),
-            free - novel,
-            novel,
+            *(free - novel, novel),
             tile,
             num_warps=max(4, min(32, tile // 512)),
         )
@@ -251,10 +235,7 @@ def compact(places: Tensor, indices: Tensor, pinned: int, size: int, row_bytes: 
         distill_kernels.compact[grid](
             places,
             indices,
-            layers,
-            count,
-            pinned,
-            size,
+            *(layers, count, pinned, size),
             distill_kernels.WORDS[unit],
             (4096 // lanes, lanes, words),
         )

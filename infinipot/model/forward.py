@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
 from infinipot.model.attention import Visible, Worker, attention, plain, visible
 from infinipot.model.self_extend import grouped_attention
 from infinipot.scoring.representativeness import Scoring
@@ -105,3 +106,31 @@ class PotForward(Worker):
         if mask not in self.masks:
             self.masks[mask] = visible(mask)
         return attention(module, qkv, scaling, self.masks[mask], options)
+
+
+class BatchedForward(Worker):
+    """A forward pass over several pots. Each row has its own attention."""
+
+    def __init__(self, rows: list[PotForward], cache: BatchedCache) -> None:
+        self.rows = rows
+        self.cache = cache
+
+    def attend(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        options: dict[str, Any],
+    ) -> Tensor:
+        layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
+        rotated = rotate_rows(layer.layers, query, 1)
+        outputs = []
+        for row, raw, entries, own, ready in zip(
+            self.rows, query.split(1), layer.entries, layer.layers, rotated, strict=True
+        ):
+            if ready is None:
+                ready = own.rotate_queries(raw)
+            outputs.append(row.attend_rotated(module, raw, (ready, *entries), scaling, options))
+        return torch.cat(outputs)

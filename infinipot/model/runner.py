@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from infinipot import compat
-from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
+from infinipot.cache.batch import BatchedCache
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.cache.rope import Rotation, alike, copies
 from infinipot.checks import ModelWarning
 from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
-from infinipot.model.forward import Observer, PotForward
+from infinipot.model.forward import BatchedForward, Observer, PotForward
 from infinipot.model.fused_norms import fused
 from infinipot.model.head import OutputColumns, TrunkStandIn
 from infinipot.model.rope_probe import TOLERANCE, rotations
@@ -43,34 +43,6 @@ def sample_of(pot: Pot, hidden: Tensor) -> dict[str, Tensor]:
         for name, x in layer.state().items()
     }
     return {name: x.to("meta") for name, x in {**states, "hidden": hidden[:, -1:]}.items()}
-
-
-class BatchedForward(Worker):
-    """A forward pass over several pots. Each row has its own attention."""
-
-    def __init__(self, rows: list[PotForward], cache: BatchedCache) -> None:
-        self.rows = rows
-        self.cache = cache
-
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        options: dict[str, Any],
-    ) -> Tensor:
-        layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
-        rotated = rotate_rows(layer.layers, query, 1)
-        outputs = []
-        for row, raw, entries, own, ready in zip(
-            self.rows, query.split(1), layer.entries, layer.layers, rotated, strict=True
-        ):
-            if ready is None:
-                ready = own.rotate_queries(raw)
-            outputs.append(row.attend_rotated(module, raw, (ready, *entries), scaling, options))
-        return torch.cat(outputs)
 
 
 class ModelRunner:
@@ -124,9 +96,8 @@ class ModelRunner:
             pot = self.new_pot(Layout(2))
             heads: dict[int, int] = {}
             observer = Observer(lambda number, query, *_: heads.update({number: query.shape[1]}))
-            trial = self.read(
-                torch.ones(1, 2, dtype=torch.long, device=self.device), [pot], observer
-            )
+            ids = torch.ones(1, 2, dtype=torch.long, device=self.device)
+            trial = self.read(ids, [pot], observer)
             self.place = self.device
             self.query_heads = heads
             """Query heads of each bounded layer, by the layer's number."""

@@ -250,9 +250,7 @@ class Session(SessionView):
         }
 
     def __reduce__(self) -> str:
-        raise TypeError(
-            "a session is not copied: session.save(path) or session.fork() keep its pot"
-        )
+        raise TypeError("a session is not copied: use session.save(path) or session.fork()")
 
     def save(self, path: str | os.PathLike[str], *, origin: pot_file.Origin | None = None) -> None:
         """Write the pot to a file, whole or not at all. origin: the identity of this model and

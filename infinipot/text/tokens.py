@@ -207,14 +207,17 @@ def parts(
         )
     if isinstance(text, str) and not text:
         return iter([]), False
-    if (
-        isinstance(text, str)
-        and max(len(tokenizer) - 1, *tokenizer.added_tokens_decoder) >= vocabulary
-    ):
-        # before anything is read; a stream is checked while it is read
+    if isinstance(text, str):  # a stream is checked while it is read
+        _check_whole(text, tokenizer, vocabulary)
+    return _encoded(tokenizer, whole, place), False
+
+
+def _check_whole(text: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
+    """Raise ValueError for a text with a token that has no embedding, before anything is read."""
+    largest = max(len(tokenizer) - 1, *tokenizer.added_tokens_decoder)
+    if largest >= vocabulary:
         for ids in encode(tokenizer, [text]):
             check_embedded(ids, vocabulary)
-    return _encoded(tokenizer, whole, place), False
 
 
 def pieces_of(text: Any) -> Iterator[Any]:

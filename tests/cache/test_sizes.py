@@ -45,3 +45,10 @@ def test_sizes(layers: list[Any], length: int, entries: int, room: float, peak: 
     assert sizes.entry_bytes == 100 * len(layers) + 7, "not all layers are in the block"
     sizes.layers = sizes.bounded
     assert sizes.entry_bytes == 100 * len(layers)
+
+
+def test_layers_without_common_memory_are_added_up() -> None:
+    sizes = pot((8, 3, 5), (8, 3, 5))
+    sizes.layers = sizes.bounded
+    sizes.bounded[1].entry_bytes = lambda: 20
+    assert sizes.entry_bytes == 120

@@ -81,7 +81,7 @@ def test_steps_in_fewer_operations_are_the_same_steps(
         with monkeypatch.context() as patch:
             if slow:
                 patch.setattr(
-                    "infinipot.model.runner.rotate_rows",
+                    "infinipot.model.forward.rotate_rows",
                     lambda layers, x, ahead: [None] * len(layers),
                 )
                 patch.setattr(

@@ -62,6 +62,37 @@ def test_a_catalyst_is_no_part_of_the_attention_that_is_remembered(other: str) -
 
 
 @dataclass(frozen=True, kw_only=True)
+class Looks(Policy):
+    """Keeps the newest entries, and notes the entries it is shown."""
+
+    def score(self, layer: Observation) -> torch.Tensor:
+        noted.append({name: getattr(layer, name).clone() for name in ("keys", "values", "rotated")})
+        return layer.index.float()
+
+
+@pytest.mark.parametrize("pinned", [0, 3])
+def test_a_policy_is_shown_the_entries_themselves(pinned: int) -> None:
+    """Raw keys, rotated keys and values, without the pinned ones."""
+    noted.clear()
+    session = Session(
+        make_tiny("llama"), None, PotConfig(policy=Looks(), pot_size=24, distill_to=10)
+    )
+    session._reader.pin(random_ids(pinned, seed=2))
+    session.append(random_ids(24 - pinned))
+    expected = [
+        {
+            "keys": layer.keys[:, :, pinned:24].clone(),
+            "values": layer.values[:, :, pinned:24].clone(),
+            "rotated": layer.read_keys(pinned, 24).clone(),
+        }
+        for layer in session.pot.bounded
+    ]
+    session.append([5])
+    for seen, own in zip(noted, expected, strict=True):
+        assert all(torch.equal(seen[name], own[name]) for name in own)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remembers(Policy):
     """Scores by the place in the text alone, so that anyone knows each entry's earlier score."""
 
@@ -127,8 +158,7 @@ OWN = "Name all ships."
 def test_the_catalyst_that_is_asked_for_is_read(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once a distillation, letter by letter, with its answer prefix and in the template."""
-    question = "Who?" if options["catalyst"] in ("question", None) else None
+    """Whatever is asked; once a distillation, letter by letter, with its answer prefix, in the template."""
     kind = options["catalyst"] or "question"
     text = {"question": "Who?", OWN: OWN}.get(kind) or PROMPTS[kind]
     prefix = options.get("answer_prefix")
@@ -139,7 +169,7 @@ def test_the_catalyst_that_is_asked_for_is_read(
         MODEL, TOKENIZER, PotConfig(pot_size=200, distill_to=40, chunk_tokens=64, **options)
     )
     rows = read_ids(monkeypatch)
-    session.append("word and word again, " * 20, question=question)
+    session.append("word and word again, " * 20, question="Who?")
     assert session.stats.distillations >= 2
     assert ends(rows, expected) == session.stats.distillations
     assert TOKENIZER.decode(expected).endswith(prefix)

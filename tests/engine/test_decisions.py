@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from tiny import make_tiny, make_tokenizer
 from infinipot import PotConfig, Session, pot_file
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
+from infinipot.engine.decode import Generation, predict
+from infinipot.engine.distill import score_novelty
 from infinipot.engine.plan import Plan, budgets_of, checked_needs, other_kind
 from infinipot.engine.reader import layout_of
 from infinipot.engine.sampling import choose
@@ -105,6 +109,9 @@ def test_each_layer_is_distilled_to_its_own_budget() -> None:
         session.append(random_ids(count), question=CATALYST)
         session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
         assert [layer.length for layer in session.pot.bounded] == lengths
+        before = session.stats.distillations
+        session._reader.distiller.distill(session.pot, torch.tensor([CATALYST]))
+        assert session.stats.distillations == before, "there is nothing to evict"
 
 
 def test_a_catalyst_that_exactly_has_room_distils() -> None:
@@ -131,6 +138,112 @@ def test_an_empty_question_is_refused() -> None:
     assert session.stats.tokens_read == 0
 
 
+def test_a_text_after_an_answer_ends_it() -> None:
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    assert session._reader.config.chunk_tokens == 512, "on a CPU"
+    states = []
+    for step in (
+        lambda: session.append("a"),
+        lambda: session.stream_ids("Why?", **ANSWER),
+        lambda: session.stream_ids("Why?", keep=True, **ANSWER),
+        lambda: session.append("b"),
+    ):
+        list(step() or ())
+        states.append((session._dialogue.in_text, session._dialogue.answered))
+    assert states == [(True, False), (True, False), (False, True), (True, False)]
+
+
+def test_logits_of_a_step_go_to_their_own_rows() -> None:
+    """All rows of one step, some of them, or rows of several steps."""
+    one, two = torch.randn(3, 7), torch.randn(3, 7)
+
+    def rows(*known: tuple[torch.Tensor, int]) -> torch.Tensor:
+        generations = [SimpleNamespace(pot=Bookkeeping(predicted=predicted)) for predicted in known]
+        return predict(generations)  # type: ignore[arg-type]
+
+    assert rows((one, 0), (one, 1), (one, 2)) is one
+    assert torch.equal(rows((one, 0), (one, 1)), one[:2])
+    assert torch.equal(rows((one, 2), (one, 1), (one, 0)), one.flip(0))
+    mixed = rows((one, 0), (two, 1), (one, 2))
+    assert torch.equal(mixed, torch.stack((one[0], two[1], one[2])))
+
+
+def test_a_part_of_ids_has_no_template() -> None:
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    assert session.append_part([5, 6], None, 9, False) == 2
+    assert session.stats.tokens_read == 2
+    assert session._reader.waiting() == ([], 0)
+    layer = session.pot.bounded[0]
+    for peak, most in ((1, 2), (7, 7), (3, 7)):
+        layer.note_peak(peak)
+        assert layer.peak == most
+
+
+def test_what_opens_a_text_is_read_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer: once, however many pieces the text has."""
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
+    list(session.stream_ids("Why?", keep=True, **ANSWER))
+    opening = session._dialogue.opening()
+    assert opening
+    before = session.stats.tokens_read
+    lengths = lengths_read(monkeypatch)
+    session.append(iter(["ab", "cd"]))
+    assert session.stats.tokens_read - before == sum(lengths) == len(opening) + 4
+
+
+def test_a_restored_pot_is_checked() -> None:
+    session = opened()
+    session.append(random_ids(60), question=CATALYST)
+    score_novelty(session.runner, session.pot)
+    session.pot.check()
+    books = session.pot.snapshot()
+    for field, values in {
+        "hidden": (None, torch.zeros(1, 64)),
+        "pinned": (-1, True, 1.0, None),
+        "tokens_read": (-1, 2.5),
+        "distillations": (-1,),
+        "novelty": (torch.zeros(3), torch.zeros(1, 1, 3)),
+        "fresh_parts": ((torch.zeros(1, 1, 3, dtype=torch.long),),),
+    }.items():
+        for value in values:
+            session.pot.note(dataclasses.replace(books, **{field: value}))
+            with pytest.raises(ValueError, match="its (numbers are not whole|tensors have other)"):
+                session.pot.check()
+    session.pot.note(books)
+    session.pot.check()
+    layer = session.pot.bounded[1]
+    index, novelty = layer.index, layer.novelty
+    for part in ((slice(None), slice(1)), (slice(None), slice(None), slice(-1))):
+        layer.index = index[part]
+        if len(part) == 2:  # one head of two, in both
+            layer.novelty = novelty[part]
+        with pytest.raises(ValueError, match="its layers have other shapes"):
+            session.pot.check()
+        layer.novelty = novelty
+    layer.index = index
+    session.pot.check()
+    layer.position = -1
+    with pytest.raises(ValueError, match="not whole"):
+        session.pot.check()
+
+
+def test_how_many_tokens_fill_the_pot() -> None:
+    """Until the next distillation, or the one after it where the pot is full."""
+    catalyst = torch.tensor([CATALYST])
+    session = opened()
+    assert session._reader.until_full(catalyst) == 43
+    session.append(random_ids(41), question=CATALYST)
+    counts = []
+    for _ in range(3):
+        counts.append(session._reader.until_full(catalyst))
+        session.append([5], question=CATALYST)
+    assert counts == [2, 1, 23]
+    assert session._reader.until_full(catalyst) == 22
+    assert session._reader.until_full(None) == 27
+    assert opened(policy="full")._reader.until_full(None) is None
+    assert opened(policy="truncate")._reader.until_full(None) is None
+
+
 def test_a_session_that_answers_is_busy_at_once() -> None:
     """Before anything is iterated over, and until the answer ends."""
     session = opened()
@@ -138,6 +251,7 @@ def test_a_session_that_answers_is_busy_at_once() -> None:
     answer = session.stream_ids([5], **ANSWER)
     next(answer)
     for call in (
+        lambda: Generation(session._reader, [5], **ANSWER),
         lambda: session.stream_ids([5], **ANSWER),
         lambda: session.generation([5], **ANSWER),
         lambda: session.append([5], question=CATALYST),
@@ -185,6 +299,7 @@ def test_an_answer_that_stays_settles_the_kind_of_catalyst(
     session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
     list(session.stream_ids("Why?", keep=keep, aware=aware, **ANSWER))
     assert session._reader.plan.catalyst == kind
+    assert (session._reader.last_catalyst is not None) == keep
 
 
 def test_a_pot_has_the_shape_of_its_plan() -> None:
@@ -336,6 +451,13 @@ def test_an_empty_session_says_nothing(tmp_path: Path) -> None:
     fork = session.fork()
     assert fork.pot.block is not None
     assert fork.pot.block is not session.pot.block
+    for pot in (session.pot, fork.pot):
+        for number, layer in enumerate(pot.bounded):
+            for slots, memory in zip(layer.slots, pot.block.tensors, strict=True):
+                assert slots.data.data_ptr() == memory[number].data_ptr()
+    endless = opened(policy="full")
+    endless.append(random_ids(5))
+    assert not endless.pot.block.tensors, "it would have to move as a whole"
     assert fork.stats == session.stats
 
 

@@ -38,6 +38,12 @@ CASES = {
     "tova, own heads": {"policy": "tova", "shared_heads": False, "window": 3},
     "snapkv": {"policy": "snapkv", "window": 6},
     "snapkv, few fresh tokens": {"policy": "snapkv", "window": 8, "recent": 10, "distill_to": 45},
+    "snapkv, fewer fresh tokens than it looks at": {
+        "policy": "snapkv",
+        "window": 8,
+        "recent": 2,
+        "distill_to": 45,
+    },
     "snapkv, average": {
         "policy": "snapkv",
         "window": 4,

@@ -200,6 +200,8 @@ def change_shape(sample: Sample, chance: random.Random) -> bytes:
     for _ in range(chance.choice((1, 1, 2))):
         name = chance.choice(list(tensors))
         x = tensors[name]
+        if not x.ndim:  # changed before
+            continue
         axis = chance.randrange(max(1, x.ndim))
         deeds: list[Callable[[], Any]] = [
             lambda x=x: x.flatten(),

@@ -237,7 +237,30 @@ def test_characters_are_shown_whole() -> None:
     cut = Pieces(Letters())  # type: ignore[arg-type]
     assert [cut.push(byte) for byte in "a漢".encode()[:-1]] == ["a", "", ""]
     assert cut.finish() == "\N{REPLACEMENT CHARACTER}"
-    assert cut.finish() != "a"
+    long = Pieces(Letters())  # type: ignore[arg-type]
+    assert "".join(long.push(byte) for byte in b"abcdefgh\xe6") == "abcdefgh"
+    assert long.finish() == "\N{REPLACEMENT CHARACTER}"
+    twice = Pieces(Letters())  # type: ignore[arg-type]
+    assert [twice.push(byte) for byte in b"a\xe6\xe6"] == ["a", "", ""]
+    assert twice.finish() == 2 * "\N{REPLACEMENT CHARACTER}"
+    once = Pieces(Letters())  # type: ignore[arg-type]
+    assert [once.push(byte) for byte in b"\xe6\xe6a"] == [
+        "",
+        "",
+        2 * "\N{REPLACEMENT CHARACTER}" + "a",
+    ]
+
+
+def test_of_several_stops_the_first_counts() -> None:
+    """Also where one id brings them all."""
+    pieces = Pieces(Letters(), ("STOP", "END", "x"))  # type: ignore[arg-type]
+    assert pieces._release("abENDcdSTOPENDx") == "ab"
+    assert pieces.stopped
+    held = Pieces(Letters(), ("STOP", "PS"))  # type: ignore[arg-type]
+    assert held._release("aSTOP"[:4]) == "a"
+    assert held._release("x") == "STOx"
+    assert held._release("yP") == "y"
+    assert held.finish() == "P"
 
 
 def test_what_may_be_a_stop_waits() -> None:

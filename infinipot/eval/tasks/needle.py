@@ -117,7 +117,7 @@ class Reading:
         prompt = question_ids(replica, needle.question, needle.prefix, self.system)
         forced = force(session, prompt, fragment(replica.tokenizer, " " + needle.key))
         kept = None
-        if not self.method.policy.cuts:
+        if not self.method.policy.cuts and self.method.config.prefill != "whole":
             before = head_tokens(replica, self.system)
             kept = round(kept_share(session, before + span[0], before + span[1]), 4)
         return {
