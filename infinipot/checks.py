@@ -19,6 +19,22 @@ EMBEDDED = "smollm2"
 """The name of the embedded model."""
 
 
+SIZES = (
+    "pot_size",
+    "distill_to",
+    "sinks",
+    "recent",
+    "window",
+    "group",
+    "neighbours",
+    "chunk_tokens",
+    "max_tokens",
+    "limit",
+)
+"""Options in tokens or entries, which may end in k or m."""
+UNITS = {"k": 1 << 10, "m": 1 << 20}
+
+
 class ModelWarning(UserWarning):
     """Something about a model that its user should know. The command line shows it, too."""
 
@@ -47,6 +63,21 @@ def known(what: str, value: str, allowed: Iterable[str]) -> None:
     if near:
         hint = f"; did you mean {near[0]!r}?"
     raise ValueError(f"unknown {what} {value!r}{hint} (known: {', '.join(names)})")
+
+
+def size(text: str) -> int:
+    """`4096`, `4k`, `1m` -> 4096, 4096, 1048576. Raises ValueError for anything else."""
+    number = text.strip().lower()
+    unit = UNITS.get(number[-1:], 1)
+    try:
+        if unit == 1:
+            return int(number)
+        value = float(number[:-1]) * unit
+        if value == int(value):
+            return int(value)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError(f"{text!r} is not a whole number: write 4096, 4k or 1m")
 
 
 def check_model_name(model: str) -> None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infinipot.checks import SIZES
 from infinipot.cli import config_file
 from infinipot.cli.command import all_options
 from infinipot.cli.console import traces
@@ -46,18 +47,6 @@ DEFAULTS = {
 
 
 PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number}
-SIZES = (
-    "pot_size",
-    "sinks",
-    "recent",
-    "window",
-    "group",
-    "neighbours",
-    "chunk_tokens",
-    "max_tokens",
-    "limit",
-)
-"""Options in tokens or entries, which may end in k or m."""
 METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE", bool: None}
 
 

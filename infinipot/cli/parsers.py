@@ -7,30 +7,24 @@ from typing import Any
 
 import typer
 
+from infinipot import checks
+
 
 def whole(text: Any) -> int:
     try:
+        if isinstance(text, bool):  # `yes` in a config file
+            raise ValueError
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is not a whole number") from None
 
 
-UNITS = {"k": 1 << 10, "m": 1 << 20}
-
-
 def size(text: Any) -> int:
     """`4096`, `4k`, `1m` -> 4096, 4096, 1048576."""
-    number = str(text).strip().lower()
-    unit = UNITS.get(number[-1:], 1)
     try:
-        if unit == 1:
-            return int(number)
-        value = float(number[:-1]) * unit
-        if value != int(value):
-            raise ValueError
-        return int(value)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a whole number: write 4096, 4k or 1m") from None
+        return checks.size(str(text))
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
 
 
 def size_from(least: int) -> Callable[[Any], int]:

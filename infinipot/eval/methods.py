@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from infinipot.checks import RENAMED, known
+from infinipot.checks import RENAMED, SIZES, known, size
 from infinipot.config import NAMES, PotConfig, matters, preset_options
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import LATE
@@ -158,8 +158,16 @@ def changes_of(label: str, policy: Policy, changes: list[str]) -> tuple[dict[str
         if name == "preset":
             preset = value
         else:
-            own[name] = yaml.safe_load(value)
+            own[name] = value_of(name, value)
     return renamed(own), preset
+
+
+def value_of(name: str, text: str) -> Any:
+    """The value of an option in a label. Sizes may end in k or m."""
+    value = yaml.safe_load(text)
+    if name in SIZES and isinstance(value, str) and value[:1].isdigit():
+        return size(value)
+    return value
 
 
 def shared_options(policy: Policy, base: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ def test_flag_beats_environment_beats_config_beats_default(
         ("- 5", "must consist of lines like"),
         ("pot_size: 64\nseed: 1\npot_size: 128", "pot_size stands there twice: leave one"),
         ("pot_size: 64\npot-size: 128", "pot_size stands there twice, with - and with _"),
+        ("seed: yes", "True is not a whole number (from seed in the config file)"),
         ("a: [", "cannot use the config file"),
     ],
 )

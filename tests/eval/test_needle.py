@@ -514,6 +514,7 @@ def test_a_preset_is_the_method_of_the_paper() -> None:
     paper, ours = (method(label, base).config for label in ("infinipot:preset=paper", "infinipot"))
     assert (paper.novelty, paper.pool, paper.distill_to) == (0.5, 0, 150)
     assert method("infinipot:preset=paper:pot_size=200", base).config.distill_to == 100
+    assert method("infinipot:preset=paper:pot_size=2k", base).config.distill_to == 1024
     assert method("infinipot", {"pot_size": 300}, preset="paper").config.distill_to == 150
     assert (ours.novelty, method("infinipot", base).options["pool"]) == (0.25, 7)
     assert method("infinipot:preset=paper:novelty=0", base).config.novelty == 0
