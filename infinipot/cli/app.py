@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infinipot.cli.command import WIDTH, Command
+from infinipot.cli.command import WIDTH, Command, Group
 from infinipot.cli.console import put
 
 EPILOG = (
@@ -28,6 +28,15 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 class App(typer.Typer):
     """A group of commands, all of them of our class."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            cls=Group,
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
+            context_settings=CONTEXT,
+            **settings,
+        )
+
     def command(  # type: ignore[override]
         self, name: str | None = None, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -35,7 +44,7 @@ class App(typer.Typer):
         return super().command(name, **settings)
 
 
-app = App(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=CONTEXT)
+app = App()
 
 Model = Annotated[
     str,

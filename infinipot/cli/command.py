@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from infinipot.checks import known
 from infinipot.cli.console import BadUse
@@ -87,6 +87,15 @@ class Command(TyperCommand):
         if hidden:
             formatter.write_paragraph()
             formatter.write_text(f"{hidden} more options: --help-all shows them.")
+
+
+class Group(TyperGroup):
+    """A group of commands. It has no rare options: `--help-all` is its help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == ["--help-all"]:
+            args = ["--help"]
+        return super().parse_args(ctx, args)
 
 
 def grouped(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infinipot.cli.app import CONTEXT, EPILOG, App, Model, app
+from infinipot.cli.app import EPILOG, App, Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
 from infinipot.cli.options import COMMON, POT
@@ -29,8 +29,6 @@ from infinipot.cli.sweep import (
 from infinipot.text.files import check_file
 
 evaluation = App(
-    rich_markup_mode=None,
-    context_settings=CONTEXT,
     help="Benchmarks: documents with many questions, long chats, LongBench, perplexity over a long "
     "text, and the tasks of lm-evaluation-harness.",
     short_help="Benchmarks: documents, chats, LongBench, perplexity, lm-evaluation-harness",

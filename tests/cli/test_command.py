@@ -136,6 +136,24 @@ def test_help_is_grouped_and_has_examples(run: Any) -> None:
     assert "..." not in run("--help")[1].split("Commands:")[1].replace("(RULER, BABILong, ...)", "")
 
 
+def test_help_of_groups(run: Any) -> None:
+    for path in ((), ("eval",)):
+        assert run(*path, "--help-all") == run(*path, "-h")
+        assert run(*path, "-h")[0] == 0
+
+
+def test_completion(run: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for name, value in (
+        ("_INFINIPOT_COMPLETE", "complete_bash"),
+        ("COMP_WORDS", "infinipot gen"),
+        ("COMP_CWORD", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="0"):
+        run()
+    assert capsys.readouterr().out == "generate\n"
+
+
 def test_debug_from_the_environment(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INFINIPOT_DEBUG", "1")
     assert "Traceback" in run("info", "./no.pot")[2]
