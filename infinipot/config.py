@@ -266,7 +266,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         whole_number("max_tokens", self.max_tokens, 1)
-        whole_number("top_k", self.top_k, 0)
+        whole_number("top_k", self.top_k, 0, 1 << 62)
         if self.seed is not None:
             whole_number("seed", self.seed, *SEEDS, unit="")
         finite_number("temperature", self.temperature, 0)

@@ -22,14 +22,17 @@ from infinipot.session import Session
 
 def parts(
     runner: ModelRunner, config: PotConfig, ids: list[int], prefill_tps: float
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Seconds of each part between two distillations, and its share of the time in which what lies
     between them is read.
 
     catalyst_forward: reading the catalyst, looking at nothing. scores: CaP, what looking adds.
     compaction: a distillation that only takes the newest. selection: what another adds to that.
-    novelty: NuC of the text. What a policy has not is left out.
+    novelty: NuC of the text. What a policy has not is left out. None if every token distils: then
+    there is no chunk to take apart.
     """
+    if config.mean_budget >= config.pot_size - 1:
+        return None
     session = ready(runner, config, ids)
     plan = session._reader.plan
     catalyst = session._reader.last_catalyst

@@ -79,7 +79,8 @@ def compare(
 def parts_of_longest(
     runner: ModelRunner, config: PotConfig, ids: list[int], rows: list[dict[str, Any]], say: Say
 ) -> dict[str, Any] | None:
-    """The parts of reading the longest text; None if it was never distilled."""
+    """The parts of reading the longest text; None if it was never distilled,
+    or by every token."""
     longest = next(row for row in reversed(rows) if row["what"] == "pot")
     if not longest["distillations"]:
         return None

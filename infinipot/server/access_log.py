@@ -90,6 +90,7 @@ class AccessLog:
                 if self.kind != "off":
                     fields = line_of(scope, record, reply, time.monotonic() - started)
                     log.info("%s", written(fields, self.kind))
+                record.jobs.clear()  # the context outlives the request, and would keep their pots
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
         """Run the application. What it raises becomes an answer, or ends the one that has begun."""

@@ -214,7 +214,7 @@ def parts(
 
 def _check_whole(text: str, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
     """Raise ValueError for a text with a token that has no embedding, before anything is read."""
-    largest = max(len(tokenizer) - 1, *tokenizer.added_tokens_decoder)
+    largest = max([len(tokenizer) - 1, *tokenizer.added_tokens_decoder])
     if largest >= vocabulary:
         for ids in encode(tokenizer, [text]):
             check_embedded(ids, vocabulary)

@@ -124,5 +124,5 @@ def test_defaults_in_the_help_are_those_of_the_dataclasses() -> None:
     for name, value in dataclass_defaults().items():
         assert same[name] == {value}, name
     assert DEFAULTS["policy"] == PotConfig().policy.name
-    names = {"system", "raw", "preset", "coverage", *RENAMED}
+    names = {"system", "raw", "special_tokens", "preset", "coverage", *RENAMED}
     assert set(defaults) | names == {option.name for option in (*OPTIONS, *SAMPLING)}

@@ -12,6 +12,7 @@ from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
 from infinipot.catalysts import ANSWER_PREFIXES, PROMPTS
+from infinipot.engine.decode import together
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import Observation, Policy
 from infinipot.scoring.representativeness import contrasted
@@ -267,30 +268,31 @@ def test_a_system_prompt_that_leaves_exactly_no_room() -> None:
 
 
 def test_an_answer_that_exactly_fits_distils_nothing() -> None:
-    """Question and answer fill the pot: not copied, not distilled; with one token more, a copy is."""
-    for more in (0, 1):
+    """Question and answer fill the pot: not copied, not distilled. With more tokens it is a copy that is distilled, and only when
+    it is full: the last token is not read."""
+    for more, distillations in ((0, 0), (1, 0), (2, 1)):
         session = Session(make_tiny("llama"), None, PotConfig(**SIZES))
         session.append(random_ids(50), question=CATALYST)
         options = {"max_tokens": 6 + more, "pick": greedy, "stop_ids": set()}
         generation = session.generation(random_ids(4), **options)
         assert generation.fits == (not more)
         assert (generation.pot is session.pot) == (not more)
-        generation.begin()
-        assert generation.pot.distillations == more
-        generation.end()
+        list(together([generation]))
+        assert generation.pot.distillations == distillations
         assert session.stats.distillations == 0
 
 
-def test_an_answer_that_exactly_fits_after_one_distillation() -> None:
-    for count, fits in ((26, True), (27, False)):
+def test_a_question_that_does_not_fit_is_read_after_a_distillation() -> None:
+    """One that fits is not: 50 entries and 10 tokens fill the pot of 60."""
+    for length, distillations in ((10, 0), (11, 1)):
         session = Session(make_tiny("llama"), None, PotConfig(**SIZES))
         session.append(random_ids(50), question=CATALYST)
-        options = {"max_tokens": count, "pick": greedy, "stop_ids": set()}
-        generation = session.generation(random_ids(4), **options)
+        options = {"max_tokens": 2, "pick": greedy, "stop_ids": set()}
+        generation = session.generation(random_ids(length), **options)
         generation.begin()
-        assert generation.fits == fits
-        assert generation.pot.distillations == int(fits), "else when it is full"
+        assert generation.pot.distillations == distillations
         generation.end()
+        assert session.stats.distillations == 0
 
 
 def test_truncation_with_exactly_no_room() -> None:

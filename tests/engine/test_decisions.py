@@ -410,7 +410,7 @@ def test_what_is_shown_of_layers_that_differ() -> None:
     assert Plan.of(full, 2).shown_in(full) == full
     again = plan.restored(plan.saved())
     assert again == plan
-    with pytest.raises(KeyError, match="other sizes"):
+    with pytest.raises(ValueError, match="other sizes"):
         Plan.of(PotConfig(pot_size=65, distill_to=24), 2).restored(plan.saved())
 
 

@@ -10,7 +10,8 @@ from tiny import make_tokenizer
 
 from infinipot.engine.answer import Answer
 from infinipot.text import tokens
-from infinipot.text.tokens import Pieces, boundary, checked, encode, fragment, parts
+from infinipot.text.pieces import Pieces
+from infinipot.text.tokens import Place, boundary, checked, encode, fragment, parts
 
 TOKENIZER = make_tokenizer()
 
@@ -18,9 +19,22 @@ TOKENIZER = make_tokenizer()
 class Letters:
     """A tokenizer that notes what it is given: an id a letter, with a space before each text if asked."""
 
+    chat_template = None
+    is_fast = False
+    bos_token_id = None
+    all_special_ids: tuple[int, ...] = ()
+    all_special_tokens: tuple[str, ...] = ()
+
     def __init__(self, dummy: bool = False) -> None:
         self.dummy = dummy
         self.given: list[str] = []
+        self.added_tokens_decoder: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return 256
+
+    def convert_tokens_to_ids(self, names: list[str]) -> list[None]:
+        return [None] * len(names)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
@@ -182,7 +196,7 @@ def test_what_is_no_text_is_refused(text: Any, error: type[Exception] | None) ->
 def test_a_place_is_asked_for_when_it_is_needed() -> None:
     """The template around a text is not known before the first ids are wanted."""
     asked: list[bool] = []
-    lists, _ = parts("b", Letters(), 97, lambda: asked.append(True) or ("x", "  "))
+    lists, _ = parts("b", Letters(), 256, lambda: asked.append(True) or Place("x", "  "))
     assert not asked
     assert [ord(letter) for letter in "  b"] == next(lists)
     assert asked == [True]
@@ -241,13 +255,14 @@ def test_characters_are_shown_whole() -> None:
     assert "".join(long.push(byte) for byte in b"abcdefgh\xe6") == "abcdefgh"
     assert long.finish() == "\N{REPLACEMENT CHARACTER}"
     twice = Pieces(Letters())  # type: ignore[arg-type]
-    assert [twice.push(byte) for byte in b"a\xe6\xe6"] == ["a", "", ""]
-    assert twice.finish() == 2 * "\N{REPLACEMENT CHARACTER}"
+    # the second byte shows that the first is no character
+    assert [twice.push(byte) for byte in b"a\xe6\xe6"] == ["a", "", "\N{REPLACEMENT CHARACTER}"]
+    assert twice.finish() == "\N{REPLACEMENT CHARACTER}"
     once = Pieces(Letters())  # type: ignore[arg-type]
     assert [once.push(byte) for byte in b"\xe6\xe6a"] == [
         "",
-        "",
-        2 * "\N{REPLACEMENT CHARACTER}" + "a",
+        "\N{REPLACEMENT CHARACTER}",
+        "\N{REPLACEMENT CHARACTER}a",
     ]
 
 
