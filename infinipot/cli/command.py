@@ -151,6 +151,6 @@ def check_environment(context: typer.Context) -> None:
         except ValueError as problem:
             sentence = str(problem).partition(" (known")[0]
             raise BadUse(
-                f"{sentence}: a variable with this beginning must be an option of a command; "
-                "rename it, or remove it (infinipot COMMAND --help-all lists the options)"
+                f"{sentence} (what begins with {PREFIX} must be an option of a command: rename "
+                "it, or remove it; infinipot COMMAND --help-all lists the options)"
             ) from None
