@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,17 @@ def write_rows(path: Path, *rows: Any) -> Path:
     lines = [line if isinstance(line, str) else json.dumps(line) for line in rows]
     path.write_text("".join(f"{line}\n" for line in lines))
     return path.parent
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The model with a window of 256 tokens."""
+    folder = tmp_path_factory.mktemp("narrow") / "model"
+    shutil.copytree(tiny.name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["max_position_embeddings"] = 256
+    (folder / "config.json").write_text(json.dumps(config))
+    return Model(str(folder), tiny.device, tiny.dtype)
 
 
 @pytest.fixture
@@ -228,12 +240,11 @@ def test_questions_from_one_pot_and_with_a_reading_each(
             assert (record["distillations"] > 0) == (unit.method.label == "infinipot")
 
 
-def test_full_context_reads_what_its_window_holds(
-    folder: Path, tiny: Model, replica: Replica
-) -> None:
+def test_full_context_reads_what_its_window_holds(folder: Path, narrow: Model) -> None:
     document = read_documents(folder)[0]
-    (unit,) = plan(tiny, methods("full", {}), [document])
-    (wide,) = plan(tiny, methods("full", {}), [document], max_length=10_000)
+    replica = Replica(narrow)
+    (unit,) = plan(narrow, methods("full", {}), [document])
+    (wide,) = plan(narrow, methods("full", {}), [document], max_length=10_000)
     cut, whole = (one.run(replica)[0] for one in (unit, wide))
     assert cut["tokens_read"] + 4 <= 256 < whole["tokens_read"]
     assert cut["text_tokens"] == whole["text_tokens"]
@@ -354,11 +365,11 @@ def test_documents_that_fit_are_apart() -> None:
 
 
 def test_the_command(
-    folder: Path, tiny: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, narrow: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_rows(folder / "c.jsonl", row("short", 0, 1), row("short", 1, 2))
     out = tmp_path / "out"
-    args = ["eval", "documents", tiny.name, "--data", str(folder), "--policy", "full,infinipot", "--marked", "--tasks", "ports,short", "--pot-size", "220",
+    args = ["eval", "documents", narrow.name, "--data", str(folder), "--policy", "full,infinipot", "--marked", "--tasks", "ports,short", "--pot-size", "220",
             "--distill-to", "80", "--device", "cpu", "-o", str(out)]  # fmt: skip
     assert main(args) == 0
     shown = capsys.readouterr().out
