@@ -11,6 +11,8 @@ from typing import Any
 
 MOST_TOKENS = 1 << 31
 """The largest number of tokens in an option."""
+LARGEST = (1 << 63) - 1
+"""The largest number that torch holds."""
 RENAMED = {"begun": "answer_prefix", "persist": "score_memory", "pool_kind": "pool_mode"}
 """Old names of options and the new ones, for one release."""
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from infinipot.cache.storage import QUANTISED
-from infinipot.checks import RENAMED, finite_number, known, old_name, whole_number, within
+from infinipot.checks import (
+    LARGEST,
+    RENAMED,
+    finite_number,
+    known,
+    old_name,
+    whole_number,
+    within,
+)
 from infinipot.policies.base import Policy
 from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.registry import OPTIONS, POLICIES, renamed, with_options
@@ -265,8 +273,8 @@ class Sampling:
     """Texts that end the answer; they are not part of it."""
 
     def __post_init__(self) -> None:
-        whole_number("max_tokens", self.max_tokens, 1)
-        whole_number("top_k", self.top_k, 0, 1 << 62)
+        whole_number("max_tokens", self.max_tokens, 1, LARGEST)
+        whole_number("top_k", self.top_k, 0, LARGEST)
         if self.seed is not None:
             whole_number("seed", self.seed, *SEEDS, unit="")
         finite_number("temperature", self.temperature, 0)

@@ -25,7 +25,7 @@ SMALL = {
 TEXT, CHUNK, QUESTION = 80, 7, CATALYST[:3]
 
 
-FEW = ["Llama-2", "Cohere", "Phi-2", "Gemma-3", "gpt-oss", "Qwen3-Next", "Falcon-H1", "LFM2"]
+FEW = ["Llama-2", "Cohere", "Phi-2", "Gemma-3", "gpt-oss", "Falcon-H1"]
 """One family for each way in which a policy meets layers: whole, interleaved and partial rotation, windows, extra logits,
 states."""
 
