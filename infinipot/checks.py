@@ -112,9 +112,10 @@ def whole_number(
     """Raise for anything but a whole number from `low` to `high`, MOST_TOKENS by default."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{what}={value!r} is not allowed: it must be a whole number{unit}")
-    if high is None and value > MOST_TOKENS:
-        high = MOST_TOKENS
-    within(what, value, low, high)
+    most = high or MOST_TOKENS
+    if value > most:
+        within(what, value, low, most)
+    within(what, value, low)
 
 
 def finite_number(what: str, value: object, low: float, high: float | None = None) -> None:

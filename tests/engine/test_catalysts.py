@@ -317,3 +317,18 @@ def test_truncation_with_exactly_no_room() -> None:
             ValueError, match="no room: the text's head 10 . question and answer 11"
         ):
             session.stream_ids([5, 6, 7], **options)
+
+
+def test_a_copy_goes_by_its_own_newest_text() -> None:
+    """Catalyst `plain`: an answer that is removed again distils a copy as one that stays distils the pot."""
+    survivors = []
+    for keep in (False, True):
+        config = PotConfig(pot_size=96, distill_to=40, catalyst="plain", novelty=0.0)
+        session = Session(make_tiny("llama"), None, config)
+        session.append(random_ids(60))
+        options = {"max_tokens": 70, "pick": greedy, "stop_ids": set(), "keep": keep}
+        generation = session.generation(random_ids(4), **options)
+        list(together([generation]))
+        assert generation.pot.distillations >= 2
+        survivors.append([layer.index[..., :40].tolist() for layer in generation.pot.bounded])
+    assert survivors[0] == survivors[1]
