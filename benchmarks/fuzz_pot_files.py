@@ -61,6 +61,7 @@ def fuzz(files: int, seed: int, folder: Path, kept: Path | None) -> dict[str, An
             result = "growth"
             print(f"{number} {sample.kind} {change}: {grown >> 20} MB more", file=sys.stderr)
         if result not in ("works", "refused") and kept is not None:
+            kept.mkdir(parents=True, exist_ok=True)
             (kept / f"{number}.pot").write_bytes(content)
         counts[result] += 1
         by_change[f"{change} {result}"] += 1

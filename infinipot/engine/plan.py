@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from infinipot.catalysts import KINDS
-from infinipot.checks import MOST_TOKENS, known, whole_number
+from infinipot.checks import LARGEST, known, whole_number
 from infinipot.config import PotConfig
 from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
@@ -33,13 +33,13 @@ class LayerPlan:
     def check(self) -> None:
         """Raise for values that no plan has."""
         if self.size is not None:
-            whole_number("size", self.size, 2)
+            whole_number("size", self.size, 2, LARGEST)
         for name, low in (("budget", 1), ("sinks", 0), ("recent", 0), ("pool", 0)):
-            whole_number(name, getattr(self, name), low)
+            whole_number(name, getattr(self, name), low, LARGEST)
         known("pool_mode", self.pool_mode, POOLINGS)
         if self.pool and self.pool % 2 == 0:
             raise ValueError(f"pool={self.pool} is not odd")
-        if self.sinks + self.recent > self.budget or self.budget >= (self.size or MOST_TOKENS):
+        if self.sinks + self.recent > self.budget or self.budget >= (self.size or LARGEST):
             raise ValueError(f"budget={self.budget} does not fit its layer")
 
 
