@@ -254,6 +254,13 @@ def change_shape(sample: Sample, chance: random.Random) -> bytes:
     return packed(tensors, copy.deepcopy(sample.header), chance)
 
 
+def turned(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """The other way round. torch has no `flip` for floats of eight bits."""
+    if x.dtype is torch.float8_e4m3fn:
+        return x.view(torch.uint8).flip(axis).view(x.dtype)
+    return x.flip(axis)
+
+
 def change_values(sample: Sample, chance: random.Random) -> bytes:
     tensors = dict(sample.tensors)
     name = chance.choice([name for name, x in tensors.items() if x.numel()])
@@ -273,7 +280,7 @@ def change_values(sample: Sample, chance: random.Random) -> bytes:
             else chance.choice((-1, 0, 1, 96, 97, 2**31, -(2**63), 2**62, 5))
         )
     if chance.random() < 0.3:
-        x = tensors[name].flip(chance.randrange(x.ndim))
+        x = turned(tensors[name], chance.randrange(x.ndim))
     tensors[name] = x
     return packed(tensors, copy.deepcopy(sample.header), chance)
 
