@@ -59,6 +59,10 @@ ELSEWHERE = {
     ],
     "evaluation.md": [r"95 % interval"],
     "options.md": [],
+    # break_the_core.py --summary of its records says so
+    "CONTRIBUTING.md": [
+        r"78 %, 89 % and 88 %", r"421 of 435", r"96\.8 %", r"111 of 114", r"97\.4 %", r"12 to 25 seconds", r"than 6 seconds",
+    ],
     "paper.md": [r"85 times"],
 }  # fmt: skip
 """Settings with a unit in the other documents."""
