@@ -81,7 +81,7 @@ def read_file(path: Path) -> GGUFFile:
                     f"{path}: the file is cut off or damaged ({error}; {len(data):,} bytes). "
                     "Download it again."
                 ) from error
-            except (NotImplementedError, UnicodeDecodeError) as error:
+            except (NotImplementedError, UnicodeDecodeError, RecursionError) as error:
                 raise ValueError(
                     f"{path}: the file is damaged, or of an unknown kind of GGUF ({error}). "
                     "Download it again, or load the model from its Hub folder."
@@ -109,7 +109,9 @@ class _Reader:
             key = self.string()
             fields[key] = self.value(*self.scalars("I"))
         entries = dict(self.tensor() for _ in range(tensors))
-        alignment = int(fields.get("general.alignment", 32))
+        alignment = fields.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise NotImplementedError(f"general.alignment {alignment!r:.50}")
         start = -(-self.at // alignment) * alignment
         stop = start + max((entry.start + entry.size for entry in entries.values()), default=0)
         if stop > len(self.data):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -396,3 +397,19 @@ def test_real(name, begin, ends):
     assert tokenizer("").input_ids == begin
     assert end_ids(read_metadata(path)) == ends
     assert abs(mean_cross_entropy(path) - LOSSES[name]) < 0.1
+
+
+@pytest.mark.parametrize("alignment", [0, b"\xff\xff\xff\xff", "deep"])
+def test_headers_that_no_program_writes(tmp_path: Path, alignment: int | bytes | str) -> None:
+    """An alignment of 0, one that is no whole number, and arrays in arrays without an end."""
+    path = tmp_path / "odd.gguf"
+    key = b"general.alignment"
+    named = struct.pack("<Q", len(key)) + key
+    value = struct.pack("<I", 4) + struct.pack("<I", 0)
+    if isinstance(alignment, bytes):
+        value = struct.pack("<I", 6) + alignment  # a float that is NaN
+    elif alignment == "deep":
+        value = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 100_000
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + named + value)
+    with pytest.raises(ValueError, match="damaged, or of an unknown kind"):
+        read_metadata(path)
