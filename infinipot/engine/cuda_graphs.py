@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
-from infinipot.engine.graph_chunk import Chunk, any_catalyst
+from infinipot.engine.graph_chunk import Chunk
 from infinipot.engine.graph_step import ROWS, AddressForward, Recording, Step
 from infinipot.engine.observe import ByLayer, CatalystLook
+from infinipot.kernels import distill, pots
+from infinipot.kernels.launch import next_power_of_2
 from infinipot.machine import out_of_memory
 from infinipot.model.attention import IN_USE
 from infinipot.model.runner import ModelRunner
@@ -31,15 +33,32 @@ log = logging.getLogger("infinipot")
 STEPS = 32
 """Most recorded steps of a model, by number of rows and size of the pots."""
 CHUNKS = 64
-"""Most recorded chunks of a model, by their place in the pot."""
-FIRST_CHUNKS = 64
-"""Most chunks that are remembered without a recording."""
-PART = 128
-"""Texts are read in parts of this length times a power of two. Shorter ones are rows of a step."""
-TAIL = 1024
-"""The end of a text, up to this length, is read in one pass. It is padded to a multiple of PART."""
+"""Most recorded chunks of a model, by number of rows, size of the pot and kind of catalyst."""
+CHUNK_ROWS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
+"""Rows of recorded chunks. A chunk with other rows uses the next larger one."""
+CATALYST_ROWS = (64, 512)
+"""Rows of catalysts in recorded chunks."""
 F = TypeVar("F", bound=AddressForward)
 T = TypeVar("T")
+
+
+def next_above(sizes: Sequence[int], count: int) -> int:
+    """The smallest of the sizes that is not below `count`; above all of them a multiple of the
+    largest."""
+    for size in sizes:
+        if size >= count:
+            return size
+    return -(-count // sizes[-1]) * sizes[-1]
+
+
+def seen_by_kernel(look: CatalystLook | None, pot: Pot) -> bool:
+    """Whether a recorded chunk can do what `look` does."""
+    if look is None:
+        return True
+    if look.once or look.rows > CATALYST_ROWS[-1]:
+        return False
+    vectors = pot.bounded[0].slots[0].data
+    return not pots.supports(vectors) or distill.supports_vectors(vectors)
 
 
 class Recent(OrderedDict[Hashable, F]):
@@ -74,8 +93,6 @@ class GraphCache:
         self.first: tuple[torch.cuda.CUDAGraph, torch.cuda.Stream] | None = None
         self.steps: Recent[Step] = Recent(STEPS)
         self.chunks: Recent[Chunk] = Recent(CHUNKS)
-        self.first_chunks: Recent[Chunk] = Recent(FIRST_CHUNKS)
-        """Chunks that ran once, and are recorded if they come again."""
 
     def possible(self, ids: Tensor) -> bool:
         """Whether reading these ids can be recorded."""
@@ -115,49 +132,14 @@ class GraphCache:
             return None
         for pot, count in zip(pots, counts, strict=True):
             pot.reserve(count)
-        rows = next(rows for rows in ROWS if rows >= len(ids))
+        rows = next_above(ROWS, len(ids))
         capacity = max(pot.bounded[0].capacity for pot in pots)
-        size = 1 << (capacity - 1).bit_length()
+        size = next_power_of_2(capacity)
 
         key = (rows, size, id(rotations))
         step = self.steps.take(key, pots[0]) or Step(runner, pots[0], rows, size)
         self.steps.keep(key, step)
         return self._run(step, lambda: step(pots, counts, ids, self.record))
-
-    def part(self, pot: Pot, begin: int, count: int, fills: bool) -> int:
-        """How many of `count` tokens to read in one pass.
-
-        Parts begin and end at few places of a pot, so that few recordings serve all texts. begin:
-        the slot where reading began, after a distillation or at the start. fills: `count` tokens
-        fill the pot, and may be read in one pass.
-        """
-        if not self.usable(pot) or count < PART:
-            return count
-        read = pot.length - begin
-        beyond = read % PART
-        if beyond:
-            return min(count, PART - beyond)
-        if fills or (count % PART and count < TAIL):
-            return count
-        part = PART << ((count // PART).bit_length() - 1)
-        if read:
-            part = min(part, read & -read)
-        return part
-
-    def rounded(self, pot: Pot, begin: int, count: int) -> int:
-        """At most `count`: a number of tokens after which a part ends. begin: as for `part`."""
-        beyond = (pot.length - begin + count) % PART
-        if not self.usable(pot) or beyond >= count:
-            return count
-        return count - beyond
-
-    def short(self, count: int) -> bool:
-        """Whether `count` tokens are read as rows of a step."""
-        return count < PART
-
-    def usable(self, pot: Pot) -> bool:
-        """Whether reading into a pot can be recorded."""
-        return self.possible(pot.last_ids) and (pot.by_address or not pot.length)
 
     def chunk(
         self, pot: Pot, ids: Tensor, look: CatalystLook | None, watched: bool
@@ -167,29 +149,38 @@ class GraphCache:
 
         look: observes the attention from the last ids. watched: as for `step`.
         """
-        runner = self.runner()
-        assert runner is not None
         count = ids.shape[1]
-        if not self.possible(ids) or not pot.by_address or (watched and pot.watched):
+        if not self.possible(ids) or (watched and pot.watched):
+            return None
+        self.allocate(pot)
+        if not pot.by_address or not seen_by_kernel(look, pot):
             return None
         pot.reserve(count)
-        start = pot.length
-        seen = look
-        if look is not None and any_catalyst(pot, look):
-            seen = dataclasses.replace(look, rows=0)
-        rows = count
-        if look is None and count + -count % PART <= pot.bounded[0].capacity - start:
-            rows = count + -count % PART
-        key = (start, rows, seen, id(pot.rotations))
-        chunk = self.chunks.take(key, pot) or self.first_chunks.take(key, pot)
-        if chunk is None:
-            chunk = Chunk(runner, pot, start, rows, look)
-        output = self._run(chunk, lambda: chunk(pot, ids, look.rows if look else 0, self.record))
-        if chunk.recording is None:
-            self.first_chunks.keep(key, chunk)
-        else:
-            self.chunks.keep(key, chunk)
-        return output
+        return self.chunk_of(next_above(CHUNK_ROWS, count), pot, ids, look)
+
+    def chunk_of(
+        self, rows: int, pot: Pot, ids: Tensor, look: CatalystLook | None
+    ) -> tuple[Tensor, ByLayer] | None:
+        """Read ids [1, T] into a pot by the `Chunk` of `rows` rows, at least T."""
+        runner = self.runner()
+        assert runner is not None
+        catalyst = 0
+        most = look
+        if look is not None:
+            catalyst = look.rows
+            most = dataclasses.replace(look, rows=next_above(CATALYST_ROWS, catalyst))
+        size = next_power_of_2(pot.bounded[0].capacity)
+        key = (rows, size, most, id(pot.rotations))
+        chunk = self.chunks.take(key, pot) or Chunk(runner, pot, rows, size, most)
+        self.chunks.keep(key, chunk)
+        return self._run(chunk, lambda: chunk(pot, ids, catalyst, self.record))
+
+    def allocate(self, pot: Pot) -> None:
+        """Allocate the slots of an empty pot, which else happens when the first tokens come."""
+        runner = self.runner()
+        assert runner is not None
+        if not pot.length and not pot.by_address:
+            runner.allocate(pot)
 
     def _run(self, forward: AddressForward, work: Callable[[], T]) -> T | None:
         """The result of a forward pass; None if it turns out that it cannot be recorded."""
@@ -210,7 +201,7 @@ class GraphCache:
     def record_nothing(self) -> None:
         """Use no recordings from now on."""
         self.unrecordable = True
-        for forwards in (self.steps, self.chunks, self.first_chunks):
+        for forwards in (self.steps, self.chunks):
             forwards.clear()
 
 

@@ -49,16 +49,16 @@ def read(
 def recorded(
     runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, look: CatalystLook | None
 ) -> tuple[Tensor, ByLayer] | None:
-    """The same by a recording: short texts as rows of a step, others as chunks. None, and nothing is
-    read, if there is none."""
+    """The same by a recording: texts of several pots as rows of a step, others as chunks. None, and
+    nothing is read, if there is none."""
     graphs = graph_cache(runner)
     batch, count = ids.shape
-    if look is None and graphs.short(ids.numel()):
-        step = graphs.step(pots, [count] * batch, ids.reshape(-1, 1), watched=True)
-        return step and (step[0].view(batch, count, -1), {})
-    if batch > 1 or (look is not None and look.once):
+    if batch == 1 and (count > 1 or look is not None):
+        return graphs.chunk(pots[0], ids, look, watched=True)
+    if look is not None:
         return None
-    return graphs.chunk(pots[0], ids, look, watched=True)
+    step = graphs.step(pots, [count] * batch, ids.reshape(-1, 1), watched=True)
+    return step and (step[0].view(batch, count, -1), {})
 
 
 MOST_UNSCORED = 1 << 14
@@ -132,6 +132,8 @@ class Distiller:
         score_novelty(self.runner, pot)
         if catalyst is pot.last_ids:
             catalyst = pot.newest  # with the ids since the last distillation
+        if prescored is None and self.reads_catalyst_alone(pot):
+            prescored = self._see(pot, catalyst)
         prompted = self.watcher.prompted(pot, catalyst, prescored)
         # evict nothing before every layer has chosen: a failure leaves the pot whole
         choices = [self._choose(pot, places, prompted) for places in self._groups(pot)]
@@ -196,19 +198,24 @@ class Distiller:
             room = pot.room - self.plan.reserve(catalyst)
         return int(min(room, self.plan.chunk_tokens))
 
-    def can_append_catalyst(self, pot: Pot, catalyst: Tensor | None) -> bool:
-        """Whether the catalyst can be read behind a chunk and removed without a trace.
+    def _see(self, pot: Pot, catalyst: Tensor | None) -> ByLayer | None:
+        """The attention that entries receive from the first row of a catalyst, which is read and
+        removed again."""
+        if catalyst is None:
+            return None
+        before = pot.mark()
+        suffix = Suffix(catalyst[:1], self.watcher.look(catalyst))
+        try:
+            return read(self.runner, [pot], catalyst[:1, :0], suffix)[1]
+        finally:
+            pot.rollback(before)
 
-        Not if the chunk is part of the catalyst (`plain`), if the policy needs other attention, or
-        with sliding windows and state-space layers.
-        """
+    def reads_catalyst_alone(self, pot: Pot) -> bool:
+        """Whether the policy needs the catalyst's attention and no other, and all layers can remove
+        the catalyst without a trace. Sliding windows and state-space layers cannot."""
         needs = self.plan.needs
         alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
-        return (
-            alone
-            and catalyst is not pot.newest
-            and all(type(layer) is PotLayer for layer in pot.layers)
-        )
+        return alone and all(type(layer) is PotLayer for layer in pot.layers)
 
     def read(
         self,
@@ -226,7 +233,7 @@ class Distiller:
         """
         prescored: ByLayer | None = None
         while ids.shape[1]:
-            chunk = ids[:, : self._part(pot, ids.shape[1], catalyst, prescored)]
+            chunk = ids[:, : self.make_room(pot, catalyst, prescored)]
             ids = ids[:, chunk.shape[1] :]
             suffix = None
             if more or ids.shape[1]:
@@ -237,25 +244,11 @@ class Distiller:
         if more:
             self.make_room(pot, catalyst, prescored)
 
-    def _part(
-        self, pot: Pot, count: int, catalyst: Tensor | None, prescored: ByLayer | None
-    ) -> int:
-        """How many of `count` tokens to read in the next pass. Distils a full pot first."""
-        most = self.make_room(pot, catalyst, prescored)
-        fills = most <= count and most == pot.room - self.plan.reserve(catalyst)
-        graphs = graph_cache(self.runner)
-        return graphs.part(pot, self.begin(pot), min(count, most), fills)
-
-    def begin(self, pot: Pot) -> int:
-        """The slot where reading began: after the survivors, or after the pinned entries."""
-        if pot.distillations:
-            return pot.pinned + self.plan.distill_to
-        return pot.pinned
-
     def suffix(self, pot: Pot, ids: Tensor, catalyst: Tensor | None) -> Suffix | None:
-        """The catalyst to read behind ids [1, T]: if they fill the pot, and if that is possible."""
+        """The catalyst to read behind ids [1, T]: if they fill the pot, are no part of it (`plain`),
+        and if that is possible."""
         if catalyst is None or ids.shape[1] != pot.room - catalyst.shape[1]:
             return None
-        if not self.can_append_catalyst(pot, catalyst):
+        if catalyst is pot.newest or not self.reads_catalyst_alone(pot):
             return None
         return Suffix(catalyst[:1], self.watcher.look(catalyst))

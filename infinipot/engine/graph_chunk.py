@@ -1,53 +1,47 @@
-"""Reading a chunk into one pot, as code that a CUDA graph can record for any pot."""
+"""Reading a chunk into one pot, as code that a CUDA graph can record for any pot and any place in it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infinipot.cache.pot import Pot
 from infinipot.engine.graph_step import AddressForward, Record
 from infinipot.engine.observe import ByLayer, CatalystLook
-from infinipot.kernels import distill
-from infinipot.kernels import pots as kernels
+from infinipot.kernels import chunks as kernels
+from infinipot.kernels import pots
+from infinipot.kernels.distill import Part
+from infinipot.machine import on_device
 from infinipot.model.attention import Visible, attention, plain, visible
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import Scoring
 
 
-def any_catalyst(pot: Pot, look: CatalystLook) -> bool:
-    """Whether one recording serves catalysts of all lengths up to this one's."""
-    return look.rows <= distill.ROWS and distill.supports_vectors(pot.bounded[0].slots[0].data)
-
-
 class Chunk(AddressForward):
-    """Reads `rows` tokens into the slots from `start` on. Fewer tokens are padded at the end.
+    """Reads at most `rows` tokens into one pot. Fewer tokens are padded at the end.
 
-    look: observes the attention from the last tokens, which are the catalyst; None: nothing.
+    size: at least the slots of the pot. look: observes the attention from the last tokens, which are
+    the catalyst, at most `look.rows` of them; None: nothing.
     """
 
     def __init__(
-        self, runner: ModelRunner, pot: Pot, start: int, rows: int, look: CatalystLook | None
+        self, runner: ModelRunner, pot: Pot, rows: int, size: int, look: CatalystLook | None
     ) -> None:
         super().__init__(runner, pot, 1)
-        self.start = start
+        self.size = size
         self.look = look
         self.ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
-        self.positions = torch.arange(start, start + rows, device=runner.device)[None]
-        self.any_catalyst = look is not None and any_catalyst(pot, look)
-        self.count = torch.zeros((), dtype=torch.long, device=runner.device)
-        """Tokens of the catalyst, if its length may differ."""
-        self.pot: Pot | None = None
-        """For the twin in plain torch, during a call."""
-        self.masks: dict[Visible, Tensor | None] = {}
+        self.rows = torch.arange(rows, device=runner.device)
+        self.span = torch.zeros(3, dtype=torch.long, device=runner.device)
+        """The slot of the first token, the number of tokens, and of those of the catalyst."""
+        self.slots = self.rows
+        """The slot of each row, during a call. Padding has that of the last token."""
+        self.place: tuple[Pot, int, int] | None = None
+        """For the twin in plain torch, during a call: the pot, and the slots from .. to."""
         self.scores: ByLayer = {}
-
-    @property
-    def entries(self) -> int:
-        """Entries of the pot afterwards, with padding."""
-        return self.start + self.ids.shape[1]
 
     def attend(
         self,
@@ -59,68 +53,82 @@ class Chunk(AddressForward):
         options: dict[str, Any],
     ) -> Tensor:
         number: int = module.layer_idx  # type: ignore[assignment]
-        rotated, keys, values = self._entries(number, query, key, value)
-        if self.look is not None:
-            scoring = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
-            if self.any_catalyst:
-                scores = self.look.recorded(rotated, keys, scoring, self.count)
-            else:
-                scores = self.look(rotated, keys, scoring)
-            self.scores[number] = scores
-        mask = Visible(
-            query.shape[2],
-            self.entries,
-            None,
-            (0, 0),
-            query.device,
-            query.dtype,
-            plain(options),
-        )
-        if mask not in self.masks:
-            self.masks[mask] = visible(mask)
-        return attention(module, (rotated, keys, values), scaling, self.masks[mask], options)
-
-    def _entries(
-        self, number: int, query: Tensor, key: Tensor, value: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Write the new entries. Returns rotated queries, and rotated keys and values of all."""
-        if not kernels.supports(query):
-            assert self.pot is not None
-            layer = self.pot.layers[number]
-            layer.write(self.start, key, value)
-            entries = (layer.read_keys(0, self.entries), layer.read_values(0, self.entries))
-            return layer.rotate_from(query, self.start), *entries
+        softmax = pots.Softmax(scaling, options.get("softcap"), options.get("s_aux"))
+        if not pots.supports(query):
+            return self.attend_plainly(module, (query, key, value), softmax, options)
         rotation = self.rotations[number]
         rotated = query
         if rotation is not None:
-            rotated = rotation.rotate(query, self.start)
+            rotated = rotation.rotate_to(query, self.slots)
         places = self.places[number]
-        kernels.store(key, value, places, self.start)
-        entries = kernels.fetch(key, value, places, self.tables[number], self.entries)
-        return rotated, *entries
+        kernels.store(key, value, places, self.span)
+        keys, values = kernels.fetch(key, value, places, self.span, self.tables[number], self.size)
+        if self.look is not None:
+            part = Part(self.span, self.look.rows)
+            self.scores[number] = self.look.recorded(rotated, keys, Scoring(*softmax), part)
+        return kernels.attend(rotated, keys, values, self.span, softmax)
+
+    def attend_plainly(
+        self,
+        module: nn.Module,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        softmax: pots.Softmax,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """The twin of the kernels."""
+        assert self.place is not None
+        pot, start, stop = self.place
+        number: int = module.layer_idx  # type: ignore[assignment]
+        query, key, value = (x[:, :, : stop - start] for x in qkv)
+        layer = pot.layers[number]
+        layer.write(start, key, value)
+        rotated = layer.rotate_from(query, start)
+        keys = layer.read_keys(0, stop)
+        if self.look is not None:
+            self.scores[number] = self._look_plainly(rotated, keys, Scoring(*softmax))
+        what = Visible(stop - start, stop, None, (0, 0), query.device, query.dtype, plain(options))
+        qkv = (rotated, keys, layer.read_values(0, stop))
+        out = attention(module, qkv, softmax.scaling, visible(what), options)
+        return F.pad(out, (0, 0, 0, 0, 0, len(self.rows) - (stop - start)))
+
+    def _look_plainly(self, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
+        """What `look` sees of the catalyst, [1, K, size]; 0 behind the entries before it."""
+        assert self.look is not None
+        look = CatalystLook(int(self.span[2]), self.look.gqa)
+        scores = look(query, key, scoring)
+        return F.pad(scores, (0, self.size - scores.shape[-1]))
 
     @torch.no_grad()
     def _run(self) -> tuple[Tensor, ...]:
-        self.masks.clear()
         self.scores.clear()
-        hidden = self.trunk(self.ids, self.positions)
-        return hidden, *(self.scores[number] for number in sorted(self.scores))
+        start, count, _ = self.span
+        self.slots = start + torch.minimum(self.rows, count - 1)
+        hidden = self.trunk(self.ids, self.slots[None])
+        if self.look is None:
+            return (hidden,)
+        return hidden, torch.stack([self.scores[number] for number in sorted(self.scores)])
 
     def __call__(
-        self, pot: Pot, ids: Tensor, rows: int = 0, record: Record | None = None
+        self, pot: Pot, ids: Tensor, catalyst: int = 0, record: Record | None = None
     ) -> tuple[Tensor, ByLayer]:
-        """Read ids [1, T], T at most `rows`, into a pot of length `start`. Returns hidden states
-        [1, T, hidden], and what `look` saw by layer. rows: of the catalyst. record: as for `Step`."""
-        self.pot = pot
-        self.count.fill_(rows)
+        """Read ids [1, T], T at most `rows`, into a pot, which must have room. Returns hidden states
+        [1, T, hidden], and what `look` saw by layer, [1, K, size].
+
+        catalyst: how many of the last ids are the catalyst. record: as for `Step`.
+        """
+        start = pot.length
         count = ids.shape[1]
+        self.place = (pot, start, start + count)
+        self.span.copy_(on_device([start, count, catalyst], self.span.device))
         self.ids[:, :count].copy_(ids)
         places = pot.places
         if self.places.is_cuda:
             places = places.pin_memory()
         self.places.copy_(places[..., None], non_blocking=True)
         hidden, *scores = self.run(self._run, record)
-        self.pot = None  # or it would live as long as this chunk
+        self.place = None  # or the pot would live as long as this chunk
         pot.advance(count)
-        numbers = sorted(self.scores)
-        return hidden[:, :count], dict(zip(numbers, scores, strict=True))
+        seen: ByLayer = {}
+        for layers in scores:
+            seen = dict(zip(sorted(self.scores), layers, strict=True))
+        return hidden[:, :count], seen

@@ -62,11 +62,10 @@ class CatalystLook:
         attention = causal_softmax(query, key, scoring)
         return reduce_groups(representativeness(attention), key.shape[1], self.gqa)
 
-    def recorded(self, query: Tensor, key: Tensor, scoring: Scoring, count: Tensor) -> Tensor:
-        """The same for a recording: the last `count` queries, a number on the device, are the
-        catalyst. Returns [1, K, N], 0 for the catalyst's own entries."""
-        query = query[:, :, -min(kernels.ROWS, key.shape[2] - 1) :]
-        return kernels.catalyst_scores(query, key, scoring, self.gqa, count)
+    def recorded(self, query: Tensor, key: Tensor, scoring: Scoring, part: kernels.Part) -> Tensor:
+        """The same for a recording, in which the catalyst is a part of the rows. Returns [1, K, N], 0
+        for the catalyst's own entries."""
+        return kernels.catalyst_scores(query, key, scoring, self.gqa, part)
 
     @property
     def alone(self) -> int:

@@ -15,7 +15,6 @@ from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import Distiller, take
 from infinipot.engine.plan import Plan
 from infinipot.engine.turns import Turns
@@ -178,11 +177,6 @@ class Reader(Turns):
         if room > 0:
             return room
         return max(1, self.pot.size - self.plan.distill_to - self.pot.pinned - reserve)
-
-    def rounded(self, count: int) -> int:
-        """A number of tokens to read next, at most `count`. Reading ends where recordings begin."""
-        graphs = graph_cache(self.runner)
-        return graphs.rounded(self.pot, self.distiller.begin(self.pot), count)
 
     def read(
         self,

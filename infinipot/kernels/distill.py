@@ -6,7 +6,7 @@ Each has a reference in plain torch: `scoring.representativeness`, `scoring.sele
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ ROWS = 512
 """Most rows of a catalyst for `catalyst_scores`."""
 SLOTS = 32768
 """Most slots for `choose_indices`."""
-BUSY = 2
-"""Tiles of rows that most catalysts fill, of those that a recording provides."""
 PROGRAMS = 512
 """Programs that fill a device."""
 
@@ -58,39 +56,51 @@ def supports_vectors(x: Tensor) -> bool:
         and x.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and len(x) == 1
         and 16 <= width <= 256
-        and width & (width - 1) == 0
     )
 
 
+class Part(NamedTuple):
+    """The catalyst among the rows of a chunk. span: on the device, [3] int64: the slot where the chunk
+    begins, its number of rows, and how many of the last of them are the catalyst, at most `most`.
+    None: all rows are the catalyst."""
+
+    span: Tensor | None
+    most: int
+
+
 def catalyst_scores(
-    query: Tensor, key: Tensor, scoring: Scoring, how: str = "mean", count: Tensor | None = None
+    query: Tensor, key: Tensor, scoring: Scoring, how: str = "mean", part: Part | None = None
 ) -> Tensor:
     """The attention that entries receive from a catalyst, [1, K, N] float32; 0 for its own entries.
 
     query: [1, H, T, D], rotated, of the last T entries. key: [1, K, N, D], rotated. how: `mean`,
-    `max` or `sum` over the query heads of a KV head. count: on the device, [] int64, how many of the
-    last queries are the catalyst; None for all. The first N - T columns equal `reduce_groups(
+    `max` or `sum` over the query heads of a KV head. The first N - T columns equal `reduce_groups(
     representativeness(causal_softmax(query, key, scoring)), K, how)`, without the attention in
     memory.
+
+    part: query and key may have more rows than the chunk and more entries than the pot. Those behind
+    get 0.
     """
     from infinipot.kernels import distill_kernels
 
     query = dense_rows(query)
     key = dense_rows(key)
-    most = query.shape[2]
-    heads, entries = key.shape[1:3]
+    if part is None:
+        part = Part(None, query.shape[2])
+    most = part.most
+    heads, size = key.shape[1:3]
     group = query.shape[1] // heads
     sets = group if how == "max" else 1
     weight = 1 / group if how == "mean" else 1.0
-    peak, total = _denominators(query, key, scoring, count)
-    out = torch.empty(1, heads, entries, dtype=torch.float32, device=query.device)
+    peak, total = _denominators(query, key, scoring, part)
+    out = torch.empty(1, heads, size, dtype=torch.float32, device=query.device)
     layout = _layout(query, scoring, group * most // sets)
     parts = peak.shape[1]
     with on(query):
-        distill_kernels.catalyst_join[(-(-entries // layout[1]), heads)](
-            *(query, key, count, peak, total, scoring.sinks, out),
+        distill_kernels.catalyst_join[(-(-size // layout[1]), heads)](
+            *(query, key, part.span, peak, total, scoring.sinks, out),
             *(*query.stride()[1:3], *key.stride()[1:3]),
-            *(most, entries, group, parts, sets),
+            *(most, size, group, parts, sets),
             *scoring.hidden,
             float(scoring.scaling),
             weight,
@@ -100,27 +110,23 @@ def catalyst_scores(
     return out
 
 
-def _denominators(query: Tensor, key: Tensor, scoring: Scoring, count: Tensor | None) -> Tensor:
+def _denominators(query: Tensor, key: Tensor, scoring: Scoring, part: Part) -> Tensor:
     """Of each row and each share of the entries: the largest score, and the sum of exp above it.
     [2, K, shares, H/K * T] float32."""
     from infinipot.kernels import distill_kernels
 
-    most = query.shape[2]
-    heads, entries = key.shape[1:3]
+    heads, size = key.shape[1:3]
     group = query.shape[1] // heads
-    rows = group * most
+    rows = group * part.most
     layout = _layout(query, scoring, rows)
     tiles = -(-rows // layout[0])
-    busy = tiles
-    if count is not None:  # programs of rows that do not count end at once
-        busy = min(tiles, BUSY)
-    share, parts = _shares(-(-entries // layout[1]), heads * busy)
+    share, parts = _shares(-(-size // layout[1]), heads * tiles)
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
     with on(query):
         distill_kernels.catalyst_part[(tiles, heads, parts)](
-            *(query, key, count, *result),
+            *(query, key, part.span, *result),
             *(*query.stride()[1:3], *key.stride()[1:3]),
-            *(most, entries, group, share * layout[1]),
+            *(part.most, size, group, share * layout[1]),
             *scoring.hidden,
             float(scoring.scaling),
             layout,
@@ -129,12 +135,14 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring, count: Tensor | 
     return result
 
 
-def _layout(query: Tensor, scoring: Scoring, rows: int) -> tuple[int, int, int, float]:
-    """Rows and entries of a tile, width, softcap. Two tiles fit into a multiprocessor's memory."""
+def _layout(query: Tensor, scoring: Scoring, rows: int) -> tuple[int, int, tuple[int, int], float]:
+    """Rows and entries of a tile, elements of a query and those padded, softcap. Two tiles fit into a
+    multiprocessor's memory."""
     width = query.shape[-1]
-    block = max(16, min(64, 16384 // (width * query.element_size())))
+    wide = next_power_of_2(width)
+    block = max(16, min(64, 16384 // (wide * query.element_size())))
     tile = min(block, max(16, next_power_of_2(rows)))
-    return tile, block, width, float(scoring.softcap or 0)
+    return tile, block, (width, wide), float(scoring.softcap or 0)
 
 
 def _shares(blocks: int, programs: int) -> tuple[int, int]:

@@ -14,21 +14,24 @@ WORDS = {4: tl.int32, 2: tl.int16, 1: tl.int8}
 
 
 @triton.jit
-def load_queries(query, strides, row, sizes, width: tl.constexpr):
-    """Queries [tile, width] of the rows of one KV head. Row r is token r % T of head r // T."""
+def load_queries(query, strides, row, sizes, widths: tl.constexpr):
+    """Queries [tile, wide] of the rows of one KV head. Row r is token r % T of head r // T. widths:
+    elements of a query, and those padded."""
     head, token = strides
     count, rows = sizes
-    d = tl.arange(0, width)
+    d = tl.arange(0, widths[1])
     at = (row // count).to(tl.int64) * head + (row % count).to(tl.int64) * token
-    return tl.load(query + at[:, None] + d[None, :], mask=(row < rows)[:, None], other=0.0)
+    inside = (row < rows)[:, None] & (d < widths[0])[None, :]
+    return tl.load(query + at[:, None] + d[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def load_keys(key, stride, n, entries, width: tl.constexpr):
-    """Keys [block, width] of the entries n of one KV head."""
-    d = tl.arange(0, width)
+def load_keys(key, stride, n, entries, widths: tl.constexpr):
+    """Keys [block, wide] of the entries n of one KV head. widths: as for `load_queries`."""
+    d = tl.arange(0, widths[1])
     at = n.to(tl.int64) * stride
-    return tl.load(key + at[:, None] + d[None, :], mask=(n < entries)[:, None], other=0.0)
+    inside = (n < entries)[:, None] & (d < widths[0])[None, :]
+    return tl.load(key + at[:, None] + d[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -41,21 +44,25 @@ def products(q, k, scaling, softcap: tl.constexpr):
 
 
 @triton.jit
-def rows_of(counter, most):
-    """How many of the last queries count. counter: None for all, or where the number stands."""
+def sizes_of(span, most, size):
+    """The number of entries, the number of the catalyst's queries, and the number of queries before
+    them. span: None: `size`, `most` and none."""
+    entries = size
     count = most
-    if counter is not None:
-        count = tl.load(counter).to(tl.int32)
-    return count
+    before = 0
+    if span is not None:
+        rows = tl.load(span + 1).to(tl.int32)
+        entries = tl.load(span).to(tl.int32) + rows
+        count = tl.load(span + 2).to(tl.int32)
+        before = rows - count
+    return entries, count, before
 
 
-@triton.jit(
-    do_not_specialize=["counter", "peak", "total", "most", "entries", "share", "start", "stop"]
-)
+@triton.jit(do_not_specialize=["span", "peak", "total", "most", "size", "share", "start", "stop"])
 def catalyst_part(
     query,
     key,
-    counter,
+    span,
     peak,
     total,
     query_head,
@@ -63,7 +70,7 @@ def catalyst_part(
     key_head,
     key_entry,
     most,
-    entries,
+    size,
     group,
     share,
     start,
@@ -75,22 +82,23 @@ def catalyst_part(
     entries from `start` to `stop` are hidden."""
     tile: tl.constexpr = layout[0]
     block: tl.constexpr = layout[1]
-    width: tl.constexpr = layout[2]
+    widths: tl.constexpr = layout[2]
     head = tl.program_id(1)
     part = tl.program_id(2)
-    count = rows_of(counter, most)
+    entries, count, before = sizes_of(span, most, size)
     rows = group * count
     begin = tl.program_id(0) * tile
     row = begin + tl.arange(0, tile)
-    query += head.to(tl.int64) * group * query_head + (most - count) * query_token
+    query += head.to(tl.int64) * group * query_head + before * query_token
     key += head.to(tl.int64) * key_head
-    q = load_queries(query, (query_head, query_token), row, (count, rows), width)
+    q = load_queries(query, (query_head, query_token), row, (count, rows), widths)
     last = entries - count + row % count
     high = tl.full((tile,), float("-inf"), tl.float32)
     mass = tl.zeros((tile,), tl.float32)
-    for first in range(0, tl.where(begin < rows, share, 0), block):
-        n = part * share + first + tl.arange(0, block)
-        s = products(q, load_keys(key, key_entry, n, entries, width), scaling, layout[3])
+    stop_at = tl.minimum((part + 1) * share, entries)
+    for first in range(part * share, tl.where(begin < rows, stop_at, 0), block):
+        n = first + tl.arange(0, block)
+        s = products(q, load_keys(key, key_entry, n, entries, widths), scaling, layout[3])
         visible = (n[None, :] <= last[:, None]) & ((n < start) | (n >= stop))[None, :]
         s = tl.where(visible, s, float("-inf"))
         now = tl.maximum(high, tl.max(s, axis=1))
@@ -126,12 +134,12 @@ def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=[
-        "counter",
+        "span",
         "peak",
         "total",
         "out",
         "most",
-        "entries",
+        "size",
         "parts",
         "start",
         "stop",
@@ -140,7 +148,7 @@ def join_shares(partial, sinks, row, sizes, shares: tl.constexpr):
 def catalyst_join(
     query,
     key,
-    counter,
+    span,
     peak,
     total,
     sinks,
@@ -150,7 +158,7 @@ def catalyst_join(
     key_head,
     key_entry,
     most,
-    entries,
+    size,
     group,
     parts,
     sets,
@@ -167,32 +175,32 @@ def catalyst_join(
     """
     tile: tl.constexpr = layout[0]
     block: tl.constexpr = layout[1]
-    width: tl.constexpr = layout[2]
+    widths: tl.constexpr = layout[2]
     head = tl.program_id(1)
-    count = rows_of(counter, most)
+    entries, count, before = sizes_of(span, most, size)
     rows = group * count
     stride = group * most
     length = rows // sets
     n = tl.program_id(0) * block + tl.arange(0, block)
-    query += head.to(tl.int64) * group * query_head + (most - count) * query_token
+    query += head.to(tl.int64) * group * query_head + before * query_token
     key += head.to(tl.int64) * key_head
     partial = (peak + head * parts * stride, total + head * parts * stride)
     if sinks is not None:
         sinks += head * group
-    k = load_keys(key, key_entry, n, entries, width)
+    k = load_keys(key, key_entry, n, entries, widths)
     largest = tl.zeros((block,), tl.float32)
     for number in range(sets):
         received = tl.zeros((block,), tl.float32)
         for first in range(0, length, tile):
             row = number * length + first + tl.arange(0, tile)
             inside = first + tl.arange(0, tile) < length
-            q = load_queries(query, (query_head, query_token), row, (count, rows), width)
+            q = load_queries(query, (query_head, query_token), row, (count, rows), widths)
             high, share = join_shares(partial, sinks, row, (count, rows, parts, stride), layout[4])
             p = tl.exp(products(q, k, scaling, layout[3]) - high[:, None]) * share[:, None]
             received += tl.sum(tl.where(inside[:, None], p, 0.0), axis=0)
         largest = tl.maximum(largest, received, propagate_nan=tl.PropagateNan.ALL)
     seen = ((n < start) | (n >= stop)) & (n < entries - count)
-    tl.store(out + head * entries + n, tl.where(seen, largest * weight, 0.0), mask=n < entries)
+    tl.store(out + head * size + n, tl.where(seen, largest * weight, 0.0), mask=n < size)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""Calls of the Triton kernels that work on the slots of pots, by address.
+"""Calls of the Triton kernels that read one token into each of several pots, by address.
 
 places: [3, rows] int64, for each row the address of a pot's raw keys [1, K, size, D], of its values
 [1, K, size, V], and its size. Both buffers are contiguous and have the model's type. The twin in
-plain torch is `Step.attend_plainly` and `Chunk.attend_plainly`; tests compare them.
+plain torch is `Step.attend_plainly`; tests compare them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def supports(x: Tensor) -> bool:
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16, torch.float32) and available()
 
 
-def _pairs(rotary: Rotary | None, width: int) -> tuple[int, int, int, int]:
+def pairs_of(rotary: Rotary | None, width: int) -> tuple[int, int, int, int]:
     """half, wide_half, rest and wide_rest of a vector of `width` elements."""
     half = 0
     if rotary is not None:
@@ -71,7 +71,7 @@ def _pairs(rotary: Rotary | None, width: int) -> tuple[int, int, int, int]:
     return half, padded[0], rest, padded[1]
 
 
-def _style(rotary: Rotary | None, half: int) -> tuple[int, int, int, float]:
+def style_of(rotary: Rotary | None, half: int) -> tuple[int, int, int, float]:
     """first, second, step and sign."""
     if rotary is not None and rotary.style == "interleaved":
         return 0, 1, 2, 1.0
@@ -80,7 +80,7 @@ def _style(rotary: Rotary | None, half: int) -> tuple[int, int, int, float]:
     return 0, half, 1, 1.0
 
 
-def _tables(rotary: Rotary | None, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tables_of(rotary: Rotary | None, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tables; without rotation something that is never read."""
     if rotary is None:
         return places, places, places
@@ -170,7 +170,7 @@ def _attend_part(
     rows = batch * grid.kv_heads * grid.parts * grid.tile
     acc = torch.empty(rows, grid.wide, dtype=torch.float32, device=query.device)
     peak, total = torch.empty(2, rows, dtype=torch.float32, device=query.device)
-    pairs = _pairs(rotary, width)
+    pairs = pairs_of(rotary, width)
     exact = query.dtype == torch.float32
     kinds = (softmax.softcap is not None, exact)
     numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, grid.share)
@@ -179,7 +179,7 @@ def _attend_part(
             query,
             places,
             slots,
-            *_tables(rotary, places),
+            *tables_of(rotary, places),
             acc,
             peak,
             total,
@@ -188,7 +188,7 @@ def _attend_part(
             grid.tile,
             width,
             grid.width,
-            *(*pairs, grid.wide, *_style(rotary, pairs[0]), *kinds, BLOCK),
+            *(*pairs, grid.wide, *style_of(rotary, pairs[0]), *kinds, BLOCK),
         )
     return acc, peak, total
 
@@ -215,55 +215,3 @@ def _attend_join(
             sinks is not None,
         )
     return out
-
-
-def store(key: Tensor, value: Tensor, places: Tensor, start: int) -> None:
-    """Write new entries into one pot, to the slots from `start` on.
-
-    key: [1, K, T, D], raw. value: [1, K, T, V]. places: [3, 1].
-    """
-    from infinipot.kernels import pot_kernels
-
-    _, heads, count, width = key.shape
-    key = dense_rows(key)
-    value = dense_rows(value)
-    strides = (*key.stride()[1:3], *value.stride()[1:3])
-    tile = 16
-    wide = next_power_of_2(max(width, value.shape[-1]))
-    with on(key):
-        pot_kernels.store[(-(-count // tile), heads)](
-            key, value, places, start, count, *strides, width, value.shape[-1], wide, tile
-        )
-
-
-def fetch(
-    key: Tensor, value: Tensor, places: Tensor, rotary: Rotary | None, count: int
-) -> tuple[Tensor, Tensor]:
-    """Copy the first `count` entries of one pot: keys [1, K, count, D], rotated by slot, and values
-    [1, K, count, V].
-
-    key, value: new entries, for shapes and types. places: [3, 1].
-    """
-    from infinipot.kernels import pot_kernels
-
-    _, heads, _, width = key.shape
-    value_width = value.shape[-1]
-    keys = key.new_empty(1, heads, count, width)
-    values = value.new_empty(1, heads, count, value_width)
-    pairs = _pairs(rotary, width)
-    tile = 16
-    with on(key):
-        pot_kernels.fetch[(-(-count // tile), heads)](
-            places,
-            *_tables(rotary, places)[:2],
-            keys,
-            values,
-            count,
-            width,
-            value_width,
-            *pairs,
-            next_power_of_2(value_width),
-            *_style(rotary, pairs[0]),
-            tile,
-        )
-    return keys, values

@@ -182,6 +182,17 @@ class ModelRunner:
             layout = replace(layout, alike=self.alike)
             return Pot(self.windows, self.states, self._rotations(layout), layout, self.device)
 
+    def allocate(self, pot: Pot) -> None:
+        """Allocate the slots of an empty pot whose layers all have full attention. Otherwise they
+        are allocated when the first tokens come."""
+        if len(pot.bounded) < len(pot.layers):
+            return
+        for number, layer in enumerate(pot.bounded):
+            if not layer.is_initialized:
+                like = [self.sample[f"layers.{number}.{name}"] for name in ("keys", "values")]
+                device = self.devices[number]
+                layer.lazy_initialization(*(torch.empty_like(x, device=device) for x in like))
+
     def _rotations(self, layout: Layout) -> list[Rotation | None]:
         """The rotation of each layer. Pots share them if their sizes are equal, or if the
         frequencies do not depend on the size. A pot without a bound has its own."""

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import PART, TAIL, graph_cache
+from infinipot.engine.cuda_graphs import CHUNK_ROWS, graph_cache, seen_by_kernel
 from infinipot.engine.graph_step import ROWS
+from infinipot.engine.observe import CatalystLook
 from infinipot.engine.reader import NoRoom
 from infinipot.model.runner import ModelRunner
 from infinipot.server.settings import Settings
@@ -24,40 +25,52 @@ from infinipot.session import Session
 log = logging.getLogger("infinipot")
 CATALYST = 32
 """Tokens of the questions by which trial texts are distilled. Other lengths use the same kernels."""
-PARTS = [PART << power for power in range(GPU_CHUNK_TOKENS.bit_length() - PART.bit_length() + 1)]
-"""Tokens of a slice: as many as others leave time for."""
+FEWEST_STEPS = 16
+"""Rows up to which steps are recorded, however few sessions there may be."""
 ROUNDS = 3
 """A first round loads kernels, a second one records, a third one needs nothing more."""
 
 
 def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
-    """Read trial texts, and make steps of all sizes for `max_sessions`, so that what follows finds
-    its recordings. Does nothing where nothing is recorded."""
+    """Read a trial text, and make the recordings of chunks, and of steps for `max_sessions`. Does
+    nothing where nothing is recorded."""
     graphs = graph_cache(runner)
     if runner.device.type != "cuda" or graphs.unrecordable or not bounded(settings.config):
         return
     started = time.perf_counter()
     try:
-        record_all(runner, tokenizer, settings)
+        session = trial(runner, tokenizer, settings.config)
     except NoRoom:  # a pot too small for a trial; its recordings are made when they are needed
         return
+    record_chunks(runner, session)
+    record_steps(runner, session.pot, settings.max_sessions)
     torch.cuda.synchronize(runner.device)
     log.info("recordings took %.1f s", time.perf_counter() - started)
 
 
-def record_all(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
-    """Use every recording often enough to make it. Raises NoRoom."""
+def record_chunks(runner: ModelRunner, session: Session) -> None:
+    """Record chunks of all lengths, with a catalyst and without, by reading one token with each."""
     graphs = graph_cache(runner)
-    for most in PARTS:
-        pot = trial(runner, tokenizer, settings.config, most)
-    for rows in range(PART, int(min(TAIL, pot.room)) + 1, PART):
-        ids = torch.zeros(1, rows, dtype=torch.long, device=runner.device)
-        repeat(pot, partial(graphs.chunk, pot, ids, None, watched=True))
-    most = max(PART, settings.max_sessions)
+    pot = session.pot
+    if not pot.by_address or pot.watched:
+        return
+    looks: list[CatalystLook | None] = [None]
+    if "catalyst" in session._reader.plan.needs:
+        looks.append(CatalystLook(1, session._reader.plan.gqa, session._reader.plan.once))
+    ids = torch.zeros(1, 1, dtype=torch.long, device=runner.device)
+    for rows in CHUNK_ROWS:
+        for look in looks:
+            if rows <= pot.bounded[0].capacity and seen_by_kernel(look, pot):
+                repeat(pot, partial(graphs.chunk_of, rows, pot, ids, look))
+
+
+def record_steps(runner: ModelRunner, pot: Pot, sessions: int) -> None:
+    """Record steps for as many answers as there may be sessions."""
+    graphs = graph_cache(runner)
     for rows in [rows for rows in ROWS if rows <= pot.room]:
         ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)
         repeat(pot, partial(graphs.step, [pot], [rows], ids, watched=False))
-        if rows >= most:
+        if rows >= max(FEWEST_STEPS, sessions):
             break
 
 
@@ -66,19 +79,17 @@ def bounded(config: PotConfig) -> bool:
     return config.policy.bounded and config.prefill == "bounded"
 
 
-def trial(
-    runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig, most: int
-) -> Pot:
-    """A pot as after a distillation of a request's text. most: tokens of a slice."""
+def trial(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig) -> Session:
+    """A session as after a request's text. Its distillations load their kernels."""
     text = random.Random(0).choices(range(runner.vocabulary), k=3 * config.pot_size)
     question = text[:CATALYST]
     session = Session(runner, tokenizer, config, template=True)
     while session.stats.distillations < 3:
-        session.append_part(text, question, most, more=True)
+        session.append_part(text, question, GPU_CHUNK_TOKENS, more=True)
     # a distillation whose catalyst is read by itself
-    session.append_part(text, question, PART, more=False)
+    session.append_part(text, question, 1, more=False)
     session._reader.distiller.distill(session.pot, session._reader.last_catalyst)
-    return session.pot
+    return session
 
 
 def repeat(pot: Pot, read: Callable[[], object]) -> None:

@@ -95,9 +95,7 @@ class Session(SessionView):
             catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
             self._begin(dialogue)
             opening = dialogue.opening()
-            count = len(ids)
-            if most < count:
-                count = self._reader.rounded(most)
+            count = min(most, len(ids))
             full = self._reader.until_full(catalyst)
             if full is not None and len(opening) < full <= len(opening) + count:
                 count = full - len(opening)

@@ -9,7 +9,7 @@ import torch
 from helpers import assert_close
 
 from infinipot.cache.rope import rotate
-from infinipot.kernels import launch, pots
+from infinipot.kernels import chunks, launch, pots
 from infinipot.model.fused_norms import KINDS, rms_norm
 from infinipot.scoring.novelty import add_losses
 from infinipot.scoring.representativeness import Scoring, causal_softmax
@@ -165,14 +165,69 @@ def test_a_chunk_into_a_pot(
     ]
     expected = [x.clone() for x in buffers]
     new = [
-        torch.randn(1, 37, kv_heads, n, generator=random).transpose(1, 2).to(DEVICE, torch.float16)
+        torch.randn(1, 41, kv_heads, n, generator=random).transpose(1, 2).to(DEVICE, torch.float16)
         for n in (width, width + 16)
     ]
     places = addresses([buffers])
-    pots.store(*new, places, 11)
+    span = torch.tensor([11, 37], device=DEVICE)
+    chunks.store(*new, places, span)
     for x, entries in zip(expected, new, strict=True):
-        x[:, :, 11:48] = entries
+        x[:, :, 11:48] = entries[:, :, :37]
     assert all(torch.equal(a, b) for a, b in zip(buffers, expected, strict=True))
-    keys, values = pots.fetch(*new, places, table, 48)
-    assert torch.equal(values, expected[1][:, :, :48])
-    assert_close("keys", keys, turned(expected[0][:, :, :48], table, slice(0, 48)), tolerance=1e-3)
+    keys, values = chunks.fetch(*new, places, span, table, size + 7)
+    assert keys.shape[2] == values.shape[2] == size + 7
+    assert torch.equal(values[:, :, :48], expected[1][:, :, :48])
+    rotated = turned(expected[0][:, :, :48], table, slice(0, 48))
+    assert_close("keys", keys[:, :, :48], rotated, tolerance=1e-3)
+
+
+def naive_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, softmax: pots.Softmax
+) -> torch.Tensor:
+    weights = causal_softmax(query, keys, Scoring(*softmax))
+    values = values.float().repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
+    return (weights @ values).transpose(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("capped", [False, True])
+@pytest.mark.parametrize("programs", [1, 64], ids=["whole", "shares"])
+@pytest.mark.parametrize(
+    ("shape", "start", "count"),  # H, K, rows, size, D, V
+    [
+        ((4, 2, 40, 128, 32, 32), 70, 33),
+        ((6, 1, 16, 600, 80, 96), 583, 16),
+        ((2, 2, 130, 300, 64, 64), 0, 130),
+        ((2, 1, 8, 64, 128, 256), 5, 1),
+    ],
+)
+def test_attention_of_a_chunk(
+    shape: tuple[int, ...],
+    start: int,
+    count: int,
+    programs: int,
+    capped: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows see the entries up to their own, whatever lies behind; padding gets finite numbers."""
+    monkeypatch.setattr(chunks, "PROGRAMS", programs)
+    monkeypatch.setattr(chunks, "LEAST_SHARE", 64)
+    heads, kv_heads, rows, size, width, value_width = shape
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(1, rows, heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
+    keys = torch.randn(1, kv_heads, size, width, generator=random).to(DEVICE, dtype)
+    values = torch.randn(1, kv_heads, size, value_width, generator=random).to(DEVICE, dtype)
+    keys[:, :, start + count :] = torch.nan
+    values[:, :, start + count :] = torch.nan
+    softmax = pots.Softmax(0.3)
+    if capped:
+        softmax = pots.Softmax(0.3, 5.0, torch.randn(heads, generator=random).to(DEVICE))
+    span = torch.tensor([start, count], device=DEVICE)
+    got = chunks.attend(query, keys, values, span, softmax)
+    assert got.shape == (1, rows, heads, value_width)
+    assert got.isfinite().all()
+    filled = (x[:, :, : start + count] for x in (keys, values))
+    expected = naive_attention(query[:, :, :count], *filled, softmax)
+    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert_close("attention", got[:, :count].float(), expected, tolerance=tolerance)
