@@ -15,6 +15,7 @@ from infinipot.config import PotConfig
 from infinipot.engine.distill import Distiller, score_novelty, take
 from infinipot.engine.observe import CatalystLook, Suffix, observe
 from infinipot.engine.plan import Plan
+from infinipot.kernels.distill import Part
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.representativeness import Scoring
 from infinipot.session import Session
@@ -128,6 +129,9 @@ class Blind(CatalystLook):
 
     def __call__(self, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
         return query.new_zeros(0)
+
+    def recorded(self, query: Tensor, key: Tensor, scoring: Scoring, part: Part) -> Tensor:
+        return key.new_zeros(key.shape[:3], dtype=torch.float32)
 
 
 def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import take
 from infinipot.engine.generation import Generation
 from infinipot.engine.reader import Reader
-from infinipot.engine.sampling import Sampler, sample
+from infinipot.engine.sampling import PickedTokens, Sampler, sample
 from infinipot.machine import on_device
 
 
@@ -50,17 +50,51 @@ def pick(generations: Sequence[Generation], logits: Tensor) -> list[int | Invali
     one copy if all use a `Sampler`. A row of logits that are not numbers has an error instead."""
     picks = [generation.options.pick for generation in generations]
     samplers = [one for one in picks if isinstance(one, Sampler)]
-    invalid = ~logits.amax(dim=-1).isfinite()
     if len(samplers) < len(picks):
-        rows = zip(picks, logits.split(1), invalid.tolist(), strict=True)
+        invalid = (~logits.amax(dim=-1).isfinite()).tolist()
+        rows = zip(picks, logits.split(1), invalid, strict=True)
         return [InvalidLogits() if wrong else int(one(row)) for one, row, wrong in rows]
-    tokens = torch.where(invalid, -1, sample(samplers, logits)).tolist()
+    tokens = sampled(samplers, logits).tolist()
     return [InvalidLogits() if token < 0 else token for token in tokens]
 
 
+def next_tokens(generations: Sequence[Generation]) -> list[int | InvalidLogits]:
+    """The next token of each generation: those that `advance` has picked, and picks for the others."""
+    others = [generation for generation in generations if generation.picked is None]
+    picked: dict[int, int | InvalidLogits] = {}
+    if others:
+        for generation, token in zip(others, pick(others, predict(others)), strict=True):
+            picked[id(generation)] = token
+    for generation in generations:
+        if generation.picked is not None:
+            tokens, row = generation.picked
+            generation.picked = None
+            token = tokens[row]
+            picked[id(generation)] = InvalidLogits() if token < 0 else token
+    return [picked[id(generation)] for generation in generations]
+
+
+def pick_ahead(generations: Sequence[Generation], logits: Tensor) -> None:
+    """Pick the tokens after those just read, from logits [B, V] float32, before anybody asks for
+    them: the device goes on while they are on their way. Only if all use a `Sampler`."""
+    picks = [generation.options.pick for generation in generations]
+    samplers = [one for one in picks if isinstance(one, Sampler)]
+    if len(samplers) < len(picks):
+        return
+    tokens = PickedTokens(sampled(samplers, logits))
+    for row, generation in enumerate(generations):
+        generation.picked = (tokens, row)
+
+
+def sampled(samplers: Sequence[Sampler], logits: Tensor) -> Tensor:
+    """The samplers' tokens, [B] int64 on the device; -1 for logits that are not numbers."""
+    invalid = ~logits.amax(dim=-1).isfinite()
+    return torch.where(invalid, -1, sample(samplers, logits))
+
+
 def advance(generations: Sequence[Generation]) -> None:
-    """Read the newest token of each generation into its own pot, in one forward pass. Full pots are
-    distilled first."""
+    """Read the newest token of each generation into its own pot, in one forward pass, and pick the
+    tokens after them. Full pots are distilled first."""
     if not generations:
         return
     for generation in generations:
@@ -76,6 +110,7 @@ def advance(generations: Sequence[Generation]) -> None:
     hidden, logits = output
     for row, (pot, own, state) in enumerate(zip(pots, ids.split(1), hidden.split(1), strict=True)):
         pot.follow(own, state, (logits, row))
+    pick_ahead(generations, logits)
 
 
 def together(
@@ -93,7 +128,7 @@ def together(
         while live:
             tokens = []
             running = list(live.values())
-            picked = pick(running, predict(running))
+            picked = next_tokens(running)
             for (number, generation), choice in zip([*live.items()], picked, strict=True):
                 if isinstance(choice, InvalidLogits):
                     raise choice

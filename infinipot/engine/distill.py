@@ -189,6 +189,11 @@ class Distiller:
             )
         return scores
 
+    def can_append_catalyst(self, pot: Pot, catalyst: Tensor | None) -> bool:
+        """Whether the catalyst can be read behind a chunk and removed: not if the chunk is part of it
+        (`plain`)."""
+        return catalyst is not pot.newest and self.reads_catalyst_alone(pot)
+
     def make_room(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> int:
         """Distil if the next token would leave no room for the catalyst. Returns the length of the
         next chunk."""
@@ -245,10 +250,9 @@ class Distiller:
             self.make_room(pot, catalyst, prescored)
 
     def suffix(self, pot: Pot, ids: Tensor, catalyst: Tensor | None) -> Suffix | None:
-        """The catalyst to read behind ids [1, T]: if they fill the pot, are no part of it (`plain`),
-        and if that is possible."""
+        """The catalyst to read behind ids [1, T]: if they fill the pot, and if that is possible."""
         if catalyst is None or ids.shape[1] != pot.room - catalyst.shape[1]:
             return None
-        if catalyst is pot.newest or not self.reads_catalyst_alone(pot):
+        if not self.can_append_catalyst(pot, catalyst):
             return None
         return Suffix(catalyst[:1], self.watcher.look(catalyst))

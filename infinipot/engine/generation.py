@@ -13,6 +13,7 @@ from infinipot.cache.pot import Mark, Pot
 from infinipot.engine.distill import take
 from infinipot.engine.late import LateDistillation
 from infinipot.engine.reader import LATE, Reader
+from infinipot.engine.sampling import PickedTokens
 
 Pick = Callable[[Tensor], int]
 """Next-token logits [1, V] float32 -> token id. A `Sampler` picks for many generations at once."""
@@ -75,6 +76,8 @@ class Generation:
         if self.catalyst is reader.pot.newest:
             self.catalyst = self.pot.newest
         self.tokens: list[int] = []
+        self.picked: tuple[PickedTokens, int] | None = None
+        """The next token if it is picked already: those of several answers, and its place there."""
         self.prompt_is_read = False
         self.late: LateDistillation | None = None
         """Until the first distillation of an answer that may not fit."""

@@ -42,6 +42,29 @@ class Sampler:
         return next(self._numbers)
 
 
+class PickedTokens:
+    """Tokens of several answers, [B] int64, on their way from the device. Whoever asks for one waits
+    until they are there."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._arrival: torch.cuda.Event | None = None
+        self._tokens: list[int] | None = None
+        self._copy = tokens
+        if tokens.is_cuda:
+            self._copy = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+            self._copy.copy_(tokens, non_blocking=True)
+            with torch.cuda.device(tokens.device):
+                self._arrival = torch.cuda.Event()
+                self._arrival.record()
+
+    def __getitem__(self, row: int) -> int:
+        if self._tokens is None:
+            if self._arrival is not None:
+                self._arrival.synchronize()
+            self._tokens = self._copy.tolist()
+        return self._tokens[row]
+
+
 def _uniform(seed: int | None) -> Iterator[float]:
     """Random numbers, made on the CPU: the same ones for every device."""
     random = torch.Generator()

@@ -148,7 +148,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, span: Tensor, softmax: S
             *(size, rows, share, heads // keys.shape[1]),
             float(softmax.scaling),
             tuple(layout),
-            num_warps=_warps(layout),
+            num_stages=2,
         )
         if parts > 1:
             chunk_kernels.attend_join[(rows, heads)](
@@ -162,9 +162,3 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, span: Tensor, softmax: S
                 next_power_of_2(parts),
             )
     return out
-
-
-def _warps(layout: Layout) -> int:
-    if layout.tile >= 128:
-        return 8
-    return 4

@@ -9,15 +9,16 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.model.runner import ModelRunner
 from infinipot.pot_file import origin
+from infinipot.server.clock import Stopwatch
 from infinipot.server.disk import Disk
 from infinipot.server.errors import shutting_down
 from infinipot.server.jobs.base import Job
@@ -36,6 +37,8 @@ from infinipot.session import Session
 log = logging.getLogger("infinipot")
 T = TypeVar("T")
 
+AHEAD = 2
+"""Most slices that a GPU is given before it has done them: one that it works on, one that waits."""
 COUNT_S = 0.1
 """How often the gauges of /metrics are updated while the same jobs run."""
 
@@ -65,6 +68,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()
         self._ended = False
         """Whether the thread no longer runs calls."""
+        self._begun: deque[tuple[Slice, int, Stopwatch]] = deque()
+        """Slices that a GPU may not have done yet, with the tokens read."""
         self._counted = 0.0, 0
         self._active = time.monotonic()
         self._thread = threading.Thread(target=self._loop, name="infinipot-engine", daemon=True)
@@ -188,14 +193,26 @@ class Engine:
         piece = self.scheduler.next_slice()
         if piece is None:
             return False
-        started = time.perf_counter()
+        watch = Stopwatch(self.runner.device)
         tokens = 0
         if piece.reader is not None:
             tokens = self._read(piece.reader, piece.max_tokens)
         else:
             self._answer(piece)
-        self.timer.record(piece, started, tokens)
+        watch.stop()
+        self._begun.append((piece, tokens, watch))
+        most = AHEAD
+        if not self.timer.known(piece, tokens):
+            most = 0
+        self._measure(most)
+        self.timer.begun(piece, tokens)
         return True
+
+    def _measure(self, most: int) -> None:
+        """Note how long slices took that are done. Waits until at most `most` are left."""
+        while self._begun and (len(self._begun) > most or self._begun[0][2].done):
+            piece, tokens, watch = self._begun.popleft()
+            self.timer.done(piece, tokens, watch.seconds)
 
     def _read(self, job: Job, max_tokens: int) -> int:
         """Read a slice. Returns the number of tokens read."""
@@ -205,8 +222,6 @@ class Engine:
         except Exception as problem:
             self.scheduler.fail(job, problem)
         tokens = job.tokens_read - before
-        if self.runner.device.type == "cuda":  # its time is measured, and others wait for it
-            torch.cuda.synchronize(self.runner.device)
         self.metrics.read.inc(tokens)
         if job.ended:
             self.scheduler.finish(job)

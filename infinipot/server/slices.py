@@ -47,6 +47,9 @@ class SliceTimer:
     - Readings come in the order in which they would end if each were alone. Long ones come after
       the others, and in turn.
     - Reading slices are sized by the measured speed.
+
+    A slice has `begun` when the device has been given its work, and is `done` when the device says so:
+    on a GPU that is later.
     """
 
     def __init__(self, device: str, max_stall_s: float = MAX_STALL_S) -> None:
@@ -86,20 +89,35 @@ class SliceTimer:
             return Slice(answers=answers)
         return Slice(reader, tokens)
 
-    def record(self, piece: Slice, started: float, tokens: int) -> None:
-        """Note a slice that is done. started: of time.perf_counter. tokens: read in it."""
-        now = time.perf_counter()
+    def begun(self, piece: Slice, tokens: int) -> None:
+        """Note that the device has been given a slice. tokens: read in it."""
         if piece.reader is None:
-            self._step_s = _average(self._step_s, now - started)
             self._read_s = 0.0
             return
-        self._read_s += now - started
-        piece.reader.last_slice_s = now
+        piece.reader.last_slice_s = time.perf_counter()
         if tokens:
-            size = self.least_tokens
-            while size < tokens:
-                size *= 2
-            self._slice_s[size] = _average(self._slice_s.get(size, 0.0), now - started)
+            self._read_s += self._estimate_s(tokens)
+
+    def done(self, piece: Slice, tokens: int, seconds: float) -> None:
+        """Note how long the device took for a slice. tokens: read in it."""
+        if piece.reader is None:
+            self._step_s = _average(self._step_s, seconds)
+        elif tokens:
+            size = self._rounded(tokens)
+            self._slice_s[size] = _average(self._slice_s.get(size, 0.0), seconds)
+
+    def known(self, piece: Slice, tokens: int) -> bool:
+        """Whether a slice of this kind and size has been measured."""
+        if piece.reader is None:
+            return bool(self._step_s)
+        return self._rounded(tokens) in self._slice_s
+
+    def _rounded(self, tokens: int) -> int:
+        """The size of a slice by which its time is remembered."""
+        size = self.least_tokens
+        while size < tokens:
+            size *= 2
+        return size
 
     def _estimate_s(self, tokens: int) -> float:
         """Seconds to read some tokens, from slices of about that size. 0: nothing is known yet."""

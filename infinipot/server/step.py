@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from infinipot.engine.decode import InvalidLogits, advance, pick, predict
+from infinipot.engine.decode import InvalidLogits, advance, next_tokens
 from infinipot.engine.generation import Generation
 
 StepResult = int | Exception | None
@@ -63,7 +63,7 @@ def _advance(generations: Sequence[Generation]) -> dict[int, Exception]:
 
 def _next_tokens(generations: Sequence[Generation]) -> list[StepResult]:
     try:
-        tokens = pick(generations, predict(generations))
+        tokens = next_tokens(generations)
     except Exception as problem:
         if len(generations) == 1:
             return [problem]

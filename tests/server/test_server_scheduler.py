@@ -10,7 +10,7 @@ import pytest
 from live import live
 
 from infinipot import PotConfig
-from infinipot.server.slices import CPU_LEAST_TOKENS, MAX_WAIT_S, SliceTimer
+from infinipot.server.slices import CPU_LEAST_TOKENS, MAX_WAIT_S, Slice, SliceTimer
 
 CHUNK = 512
 
@@ -28,6 +28,12 @@ def reader(tokens: int, waited_s: float = 0.0) -> Any:
 
 def answer(stalled: bool = False) -> Any:
     return SimpleNamespace(readable=False, answering=True, stalled=lambda: stalled)
+
+
+def note(timer: SliceTimer, piece: Slice, seconds: float, tokens: int) -> None:
+    """A slice that is begun and done at once."""
+    timer.done(piece, tokens, seconds)
+    timer.begun(piece, tokens)
 
 
 def timer_of(tokens_per_s: float) -> SliceTimer:
@@ -56,7 +62,7 @@ def test_reading_between_two_steps_is_limited(readers: int, step_s: float, pause
         length_s = piece.max_tokens / 10_000 if piece.reader else step_s
         read_s += length_s if piece.reader else 0.0
         assert read_s <= pause_s + 0.001
-        timer.record(piece, time.perf_counter() - length_s, piece.max_tokens)
+        note(timer, piece, length_s, piece.max_tokens)
     assert turns.startswith("AR")
     assert "AA" not in turns
 
@@ -69,7 +75,7 @@ def test_many_short_readings_fit_between_two_steps() -> None:
         piece = timer.choose(jobs)
         assert piece is not None
         assert piece.reader in jobs
-        timer.record(piece, time.perf_counter() - 0.003, 30)
+        note(timer, piece, 0.003, 30)
 
 
 def test_answers_that_nobody_fetches_do_not_block_reading() -> None:
@@ -99,7 +105,7 @@ def test_readings_of_one_length_come_in_order() -> None:
         piece = timer.choose(jobs)
         assert piece is not None
         piece.reader.remaining_tokens -= piece.max_tokens
-        timer.record(piece, time.perf_counter() - piece.max_tokens / 1000, piece.max_tokens)
+        note(timer, piece, piece.max_tokens / 1000, piece.max_tokens)
         for job in [job for job in jobs if job.remaining_tokens <= 0]:
             finished.append(job.admitted_s)
             jobs.remove(job)
@@ -125,7 +131,7 @@ def test_the_speed_is_measured() -> None:
     for size in (512, 60, 512, 60, 512):
         piece = timer.choose([reader(10_000)])
         assert piece is not None
-        timer.record(piece, time.perf_counter() - 0.1 - 0.001 * size, size)
+        note(timer, piece, 0.1 + 0.001 * size, size)
     assert timer._slice_s[512] == pytest.approx(0.612, rel=0.1)
     assert timer._slice_s[64] == pytest.approx(0.16, rel=0.1)
     assert timer._estimate_s(1024) == pytest.approx(1.224, rel=0.1)
