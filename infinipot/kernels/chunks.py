@@ -122,43 +122,45 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, span: Tensor, softmax: S
 
     query = dense_rows(query)
     heads, rows = query.shape[1:3]
-    size = keys.shape[2]
     layout = _layout(query, values, softmax.softcap)
-    tiles = -(-rows // layout.tile)
-    parts = min(max(1, PROGRAMS // (tiles * heads)), max(1, size // LEAST_SHARE))
-    share = -(-size // parts // layout.block) * layout.block
-    parts = -(-size // share)
+    share, parts = _shares(query, keys, layout)
     out = query.new_empty(1, rows, heads, layout.value_width)
-    partial: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None)
-    if parts > 1:
-        sums = torch.empty(
-            heads, parts, rows, layout.value_width, dtype=torch.float32, device=query.device
-        )
-        partial = (sums, *torch.empty(2, *sums.shape[:3], dtype=torch.float32, device=query.device))
+    partial = _sums(query, parts, layout)
     with on(query):
-        chunk_kernels.attend_part[(tiles, heads, parts)](
-            query,
-            keys,
-            values,
-            span,
-            softmax.sinks,
-            out,
+        chunk_kernels.attend_part[(-(-rows // layout.tile), heads, parts)](
+            *(query, keys, values, span, softmax.sinks, out),
             *partial,
             *query.stride()[1:3],
-            *(size, rows, share, heads // keys.shape[1]),
+            *(keys.shape[2], rows, share, heads // keys.shape[1]),
             float(softmax.scaling),
             tuple(layout),
             num_stages=2,
         )
         if parts > 1:
             chunk_kernels.attend_join[(rows, heads)](
-                span,
-                softmax.sinks,
-                out,
+                *(span, softmax.sinks, out),
                 *partial,
-                rows,
-                parts,
+                *(rows, parts),
                 tuple(layout),
                 next_power_of_2(parts),
             )
     return out
+
+
+def _shares(query: Tensor, keys: Tensor, layout: Layout) -> tuple[int, int]:
+    """Entries of a share, and the number of shares."""
+    heads, rows = query.shape[1:3]
+    size = keys.shape[2]
+    programs = -(-rows // layout.tile) * heads
+    parts = min(max(1, PROGRAMS // programs), max(1, size // LEAST_SHARE))
+    share = -(-size // parts // layout.block) * layout.block
+    return share, -(-size // share)
+
+
+def _sums(query: Tensor, parts: int, layout: Layout) -> tuple[Tensor | None, ...]:
+    """Memory for the sums of several shares; None three times for one share."""
+    if parts == 1:
+        return None, None, None
+    shape = (query.shape[1], parts, query.shape[2])
+    acc = torch.empty(*shape, layout.value_width, dtype=torch.float32, device=query.device)
+    return acc, *torch.empty(2, *shape, dtype=torch.float32, device=query.device)

@@ -81,7 +81,7 @@ def catalyst_scores(
     part: query and key may have more rows than the chunk and more entries than the pot. Those behind
     get 0.
     """
-    from infinipot.kernels import distill_kernels
+    from infinipot.kernels import catalyst_kernels
 
     query = dense_rows(query)
     key = dense_rows(key)
@@ -97,7 +97,7 @@ def catalyst_scores(
     layout = _layout(query, scoring, group * most // sets)
     parts = peak.shape[1]
     with on(query):
-        distill_kernels.catalyst_join[(-(-size // layout[1]), heads)](
+        catalyst_kernels.catalyst_join[(-(-size // layout[1]), heads)](
             *(query, key, part.span, peak, total, scoring.sinks, out),
             *(*query.stride()[1:3], *key.stride()[1:3]),
             *(most, size, group, parts, sets),
@@ -113,7 +113,7 @@ def catalyst_scores(
 def _denominators(query: Tensor, key: Tensor, scoring: Scoring, part: Part) -> Tensor:
     """Of each row and each share of the entries: the largest score, and the sum of exp above it.
     [2, K, shares, H/K * T] float32."""
-    from infinipot.kernels import distill_kernels
+    from infinipot.kernels import catalyst_kernels
 
     heads, size = key.shape[1:3]
     group = query.shape[1] // heads
@@ -123,7 +123,7 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring, part: Part) -> T
     share, parts = _shares(-(-size // layout[1]), heads * tiles)
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
     with on(query):
-        distill_kernels.catalyst_part[(tiles, heads, parts)](
+        catalyst_kernels.catalyst_part[(tiles, heads, parts)](
             *(query, key, part.span, *result),
             *(*query.stride()[1:3], *key.stride()[1:3]),
             *(part.most, size, group, share * layout[1]),

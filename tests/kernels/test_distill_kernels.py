@@ -290,9 +290,9 @@ def compiled(kernel: Any) -> int:
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_other_numbers_compile_nothing() -> None:
     """A compilation takes half a second, in which a server answers nobody."""
-    from infinipot.kernels import distill_kernels
+    from infinipot.kernels import catalyst_kernels, distill_kernels
 
-    kernels = [getattr(distill_kernels, name) for name in ("catalyst_part", "catalyst_join")]
+    kernels = [catalyst_kernels.catalyst_part, catalyst_kernels.catalyst_join]
     kernels += [distill_kernels.choose, distill_kernels.compact]
     before = []
     for entries, rows, budget in ((800, 33, 512), (801, 40, 401), (816, 48, 640)):
