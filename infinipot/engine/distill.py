@@ -61,6 +61,8 @@ def recorded(
     return step and (step[0].view(batch, count, -1), {})
 
 
+STACKED = frozenset({"catalyst", "novelty"})
+"""Needs of policies that may see several layers at once."""
 MOST_UNSCORED = 1 << 14
 """Tokens whose hidden states wait for their NuC. More are scored before the distillation."""
 
@@ -156,11 +158,7 @@ class Distiller:
         """What the layers of one group keep."""
         policy = self.plan.policy
         index, novelty = pot.described([pot.bounded[place] for place in places])
-        rows = zip(index.split(1), novelty.split(1), strict=True)
-        seen = [
-            self.watcher.layer(pot, place, described, prompted)
-            for place, described in zip(places, rows, strict=True)
-        ]
+        seen = self._observed(pot, places, (index, novelty), prompted)
         judged = [self._judge(layer) for layer in seen]
         budget = min(self.plan.layers[places[0]].budget, seen[0].index.shape[-1])
         scores = None
@@ -177,6 +175,22 @@ class Distiller:
             past = F.pad(scores, (pot.pinned, 0))
         indices = torch.cat((head, indices + pot.pinned), dim=-1)
         return Choice(places, indices, index, novelty, past)
+
+    def _observed(
+        self,
+        pot: Pot,
+        places: list[int],
+        described: tuple[Tensor, Tensor],
+        prompted: dict[str, ByLayer],
+    ) -> list[Observation]:
+        """What the policy sees of these layers: of all at once, if it can, else of each."""
+        if len(places) > 1 and self.plan.policy.stacks and self.plan.needs <= STACKED:
+            return [self.watcher.layers(pot, places, described, prompted)]
+        rows = zip(*(x.split(1) for x in described), strict=True)
+        return [
+            self.watcher.layer(pot, place, own, prompted)
+            for place, own in zip(places, rows, strict=True)
+        ]
 
     def _judge(self, layer: Observation) -> Tensor | None:
         """The policy's scores of a layer. Raises ValueError for scores of another shape."""

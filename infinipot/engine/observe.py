@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.engine.plan import Plan
 from infinipot.kernels import distill as kernels
@@ -157,6 +158,41 @@ class Watcher:
         """Attention that entries of a layer received from all tokens read since, [B, K, P]."""
         stats = layer.attention_stats
         return reduce_groups(stats.received, layer.index.shape[1], self.plan.gqa)
+
+    def layers(
+        self,
+        pot: Pot,
+        places: Sequence[int],
+        described: tuple[Tensor, Tensor],
+        prompted: dict[str, ByLayer],
+    ) -> Observation:
+        """The policy's observation of several layers of one plan and shape at once, [L, K, P], without
+        keys and values. Arguments as for `layer`; described: of these layers."""
+        numbers = [n for n, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
+        own = self.plan.layers[places[0]]
+        free = slice(pot.pinned, described[0].shape[-1])
+        observed: dict[str, Any] = {
+            name: torch.cat([by_layer[numbers[place]] for place in places])[..., free]
+            for name, by_layer in prompted.items()
+        }
+        index, novelty = described
+        if "novelty" in self.plan.needs:
+            observed["novelty"] = novelty[..., free]
+        past = [pot.bounded[place].past for place in places]
+        if past[0] is not None:
+            observed["past"] = torch.cat([x for x in past if x is not None])[..., pot.pinned :]
+        nothing = novelty.new_empty(0)
+        return Observation(
+            keys=nothing,
+            values=nothing,
+            rotate=lambda: nothing,
+            index=index[..., free],
+            sinks=own.sinks,
+            recent=own.recent,
+            pool=own.pool,
+            pool_mode=own.pool_mode,
+            **observed,
+        )
 
     def layer(
         self, pot: Pot, place: int, described: tuple[Tensor, Tensor], prompted: dict[str, ByLayer]

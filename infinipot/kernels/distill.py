@@ -140,8 +140,11 @@ def _layout(query: Tensor, scoring: Scoring, rows: int) -> tuple[int, int, tuple
     multiprocessor's memory."""
     width = query.shape[-1]
     wide = next_power_of_2(width)
-    block = max(16, min(64, 16384 // (wide * query.element_size())))
-    tile = min(block, max(16, next_power_of_2(rows)))
+    tile = max(16, min(64, 16384 // (wide * query.element_size())))
+    block = tile
+    if tile == 64:
+        block = 128
+    tile = min(tile, max(16, next_power_of_2(rows)))
     return tile, block, (width, wide), float(scoring.softcap or 0)
 
 

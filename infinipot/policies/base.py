@@ -118,6 +118,10 @@ class Policy:
     grouped: ClassVar[bool] = False
     """Groups of distant entries share a position (SelfExtend)."""
 
+    stacks: ClassVar[bool] = False
+    """`score` looks at no keys and values, so one call may see all layers of a plan: [L, K, P]
+    instead of [B, K, P]. A class with a `score` of its own says so itself."""
+
     sinks = fixed(0)
     recent = fixed(None)
     window = fixed(0)
@@ -133,6 +137,8 @@ class Policy:
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
+        if "score" in cls.__dict__ and "stacks" not in cls.__dict__:
+            cls.stacks = False
         if "name" not in cls.__dict__:
             cls.name = cls.__name__
         if "summary" not in cls.__dict__:

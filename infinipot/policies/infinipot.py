@@ -23,6 +23,7 @@ class InfiniPot(Prompted, Attended):
     name = "infinipot"
     summary = "novel tokens, and those the catalyst attends to (InfiniPot)"
     paper = "arXiv 2410.01518"
+    stacks = True
 
     novelty: float = 0.25
     """Share for novelty (NuC) of the slots beside `sinks` and `recent`: 0 is CaP alone, 1 NuC alone."""

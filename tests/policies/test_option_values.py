@@ -174,6 +174,9 @@ def test_what_a_policy_of_ones_own_says_of_itself() -> None:
     assert (Own.name, Own.summary) == ("Own", "Chooses by itself")
     assert Own().chooses_by_layer is True
     assert POLICIES["h2o"]().chooses_by_layer is False
+    assert POLICIES["infinipot"].stacks is True
+    assert type("Other", (POLICIES["infinipot"],), {}).stacks is True
+    assert type("Scores", (POLICIES["infinipot"],), {"score": lambda *_: None}).stacks is False
     assert not builtin(Own)
     with pytest.raises(UnknownOption) as caught:
         Own(windows=3)
