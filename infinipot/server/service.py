@@ -129,6 +129,10 @@ class Service:
             return self._failure
         return self._engine.failure
 
+    @property
+    def loading(self) -> bool:
+        return self._engine is None and self._failure is None
+
     def close(self) -> None:
         """Refuse all jobs. Returns at once."""
         if self._engine is not None:
@@ -146,10 +150,10 @@ class Service:
     @property
     def engine(self) -> Engine:
         """Raises APIError while the model is being loaded, and after a failure."""
-        if self._engine is None:
+        if self.loading:
             message = "the model is being loaded: try again in a moment"
             raise APIError(503, message, code="loading")
-        if self._engine.failure is not None:
+        if self._engine is None or self._engine.failure is not None:
             message = "the server has failed and is about to end; its log says why"
             raise APIError(503, message, code="failed")
         return self._engine
