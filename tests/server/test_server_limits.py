@@ -20,13 +20,14 @@ import pytest
 from live import Live, live, tiny
 
 from infinipot.cli import main
-from infinipot.server import bodies, connections, process, stream
+from infinipot.server import bodies, process, stream
 from infinipot.server.app import create_app
 from infinipot.server.events import Piece
 from infinipot.server.fair_lock import FairLock
 from infinipot.server.hosts import Hosts
 from infinipot.server.service import Service
 from infinipot.server.settings import Settings
+from infinipot.server.throttled_log import ThrottledLog
 
 
 @pytest.fixture(scope="module")
@@ -281,7 +282,7 @@ def test_too_many_connections(
 
 
 def test_without_file_handles_the_log_stays_short(caplog: pytest.LogCaptureFixture) -> None:
-    seldom, loop = connections.ThrottledLog(), asyncio.new_event_loop()
+    seldom, loop = ThrottledLog(), asyncio.new_event_loop()
     for _ in range(1000):
         seldom.on_problem(
             loop,
