@@ -58,15 +58,15 @@ class PotFolder:
         if here == self._identity:
             return
         if here is None:
-            cause = FileNotFoundError(errno.ENOENT, "its folder does not exist")
+            number = errno.ENOENT
             what = "does not exist"
         else:
-            cause = OSError(errno.ESTALE, "its folder is another one than at the start")
+            number = errno.ESTALE
             what = "is another one than at the start"
         raise PotFileError(
             f"the folder {self.path} {what} (moved, replaced or unmounted?): "
             "bring it back, or start the server again"
-        ) from cause
+        ) from OSError(number, f"its folder {what}")
 
     def prepare(self, path: Path) -> None:
         """Before a file is written. Raises PotFileError like `check`."""

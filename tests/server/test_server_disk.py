@@ -596,7 +596,9 @@ def test_the_folder_goes_away_and_comes_back(
         for swap, reason in SWAPPED.items():
             said = here.chat("I am Anna.").choices[0].message.content
             assert ask(here, "book") == ask(here, "fresh") == (200, None)
-            assert [pot["state"] for pot in here.http.get("/v1/pots").json()["data"]] == ["ready"] * 2
+            assert [pot["state"] for pot in here.http.get("/v1/pots").json()["data"]] == [
+                "ready"
+            ] * 2
             caplog.clear()
             swap(folder, aside)
             try:
