@@ -28,7 +28,7 @@ def served() -> str:
         assert b"InfiniPot" in urllib.request.urlopen(f"{address}/page/index.html").read()
         for _ in range(600):
             try:
-                urllib.request.urlopen(f"{address}/health").read()
+                urllib.request.urlopen(f"{address}/ready").read()
                 break
             except OSError:
                 time.sleep(0.1)

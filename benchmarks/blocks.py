@@ -364,7 +364,10 @@ BESIDE = ("pot", "stock", "SnapKVPress")
 def engine_speed() -> list[str]:
     record = records("engine_speed")[-1]
     rows = [
-        [f"reading {int(length):,} tokens, in a session of a warm process", f"{speeds[-1]:,} tokens/s"]
+        [
+            f"reading {int(length):,} tokens, in a session of a warm process",
+            f"{speeds[-1]:,} tokens/s",
+        ]
         for length, speeds in record["reading_tps"].items()
     ]
     rows += [

@@ -45,7 +45,7 @@ def served(model: str, *options: str) -> Iterator[tuple[str, int]]:
         drain.start()  # a full pipe would stop the server
         while True:
             try:
-                urllib.request.urlopen(f"{address}/health").read()
+                urllib.request.urlopen(f"{address}/ready").read()
                 break
             except OSError:
                 time.sleep(0.05)

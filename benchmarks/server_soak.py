@@ -1,7 +1,7 @@
 """A server for hours under mixed work: flat memory, file handles and threads, no cross-talk, and a
 log without tracebacks.
 
-    python benchmarks/server_soak.py [--clients 32] [--minutes 60]
+    python benchmarks/server_soak.py [--clients 32] [--minutes 60] [--pause 0]
 
 Clients with a tiny model chat, stream and leave, upload and leave, fork conversations into named
 pots, save, restore, delete and list them, send bad requests, and send so slowly that they are cut
@@ -70,8 +70,9 @@ def served(model: str, log: Path, *options: str) -> Iterator[tuple[str, psutil.P
 class Client:
     """One of the clients. Each has a conversation and a pot of its own."""
 
-    def __init__(self, number: int, address: str, count: Counter[str]) -> None:
+    def __init__(self, number: int, address: str, count: Counter[str], pause: float) -> None:
         self.number = number
+        self.pause = pause
         self.place = urlsplit(address)
         self.count = count
         self.chance = random.Random(number)
@@ -210,6 +211,7 @@ class Client:
         ]
         while time.monotonic() < until:
             deed = self.chance.choice(deeds)
+            time.sleep(2 * self.pause * self.chance.random())
             try:
                 deed()
                 self.count[deed.__name__] += 1
@@ -252,6 +254,9 @@ def main() -> int:
     )
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument(
+        "--pause", type=float, default=0, help="mean rest of a client between deeds, in seconds"
+    )
     parser.add_argument("--log", type=Path, help="where the server's log goes, to be looked at")
     args = parser.parse_args()
     count: Counter[str] = Counter()
@@ -262,7 +267,7 @@ def main() -> int:
         options = ["--pot-size", "256", "--max-sessions", "12", "--queue", "256"]
         options += ["--pot-dir", f"{folder}/pots", "--client-timeout", "5"]
         with served(model, log, *options) as (address, process):
-            clients = [Client(number, address, count) for number in range(args.clients)]
+            clients = [Client(number, address, count, args.pause) for number in range(args.clients)]
             for client in clients:  # alone: these answers are the right ones
                 client.chat()
                 client.own_pot()
@@ -288,6 +293,7 @@ def main() -> int:
         {
             "clients": args.clients,
             "minutes": args.minutes,
+            "pause_s": args.pause,
             "work": dict(sorted(count.items())),
             "cross_talk": count["cross-talk"],
             "wrong": len(wrong),

@@ -82,6 +82,7 @@ SERVERS_OWN = (
     "max_body_mb",
     "max_tokens_limit",
     "client_timeout",
+    "document_timeout",
     "allowed_host",
     "allowed_origin",
     "log_level",

@@ -38,6 +38,7 @@ class Flags:
     max_body_mb: int
     max_tokens_limit: int
     client_timeout: float
+    document_timeout: float
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
     access_log: str
@@ -172,10 +173,12 @@ def limits(flags: Flags) -> dict[str, Any]:
             )
     within("max-body-mb", flags.max_body_mb, 1)
     within("client-timeout", flags.client_timeout, 1)
+    within("document-timeout", flags.document_timeout, 1)
     return {
         "api_key": flags.api_key,
         "max_body_bytes": flags.max_body_mb << 20,
         "patience_s": flags.client_timeout,
+        "conversion_s": flags.document_timeout,
         "hosts": Hosts(flags.host, flags.allowed_hosts),
         "origins": flags.allowed_origins,
     }

@@ -119,6 +119,15 @@ def serve(
             "or fetch nothing of its answer.",
         ),
     ] = 60,
+    document_timeout: Annotated[
+        float,
+        typer.Option(
+            "--document-timeout",
+            parser=number,
+            metavar="S",
+            help="How long the conversion of a document (PDF, DOCX, ...) may take.",
+        ),
+    ] = 120,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -194,6 +203,7 @@ def serve(
         max_body_mb=max_body_mb,
         max_tokens_limit=max_tokens_limit,
         client_timeout=client_timeout,
+        document_timeout=document_timeout,
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
         access_log=access_log,

@@ -14,6 +14,7 @@ from infinipot.engine.distill import take
 from infinipot.engine.late import LateDistillation
 from infinipot.engine.reader import LATE, Reader
 from infinipot.engine.sampling import PickedTokens
+from infinipot.engine.truncate import LateCut
 
 Pick = Callable[[Tensor], int]
 """Next-token logits [1, V] float32 -> token id. A `Sampler` picks for many generations at once."""
@@ -72,15 +73,15 @@ class Generation:
         self.before: Mark | None = None
         if not self.grows and self.pot is reader.pot:
             self.before = self.pot.mark()
-        self.unread = reader.unread(self.length)
+        self.unread = reader.unread(len(prompt), self.options.max_tokens)
         if self.catalyst is reader.pot.newest:
             self.catalyst = self.pot.newest
         self.tokens: list[int] = []
         self.picked: tuple[PickedTokens, int] | None = None
         """The next token if it is picked already: those of several answers, and its place there."""
         self.prompt_is_read = False
-        self.late: LateDistillation | None = None
-        """Until the first distillation of an answer that may not fit."""
+        self.late: LateDistillation | LateCut | None = None
+        """Until the first distillation or cut for an answer that may not fit."""
         self.start_time = time.perf_counter()
 
     @property
@@ -101,6 +102,7 @@ class Generation:
             self._distil_whole()
             self._read(self.unread + self.prompt)
         elif self.fits:
+            self.late = self.reader.late_cut(self.prompt, self.options.max_tokens)
             self._read(ids)
         elif len(ids) <= self.pot.room:
             self._read_late(ids)
@@ -202,7 +204,7 @@ class Generation:
         if self.grows and self.prompt_is_read:
             reader.last_catalyst = self.catalyst
         elif self.keep and not self.grows and self.prompt_is_read:
-            reader.read(self.prompt + self.tokens, None)
+            reader.keep(self.prompt + self.tokens)
         if self.keep and reader.progress != self.progress_before:
             self.options.settled()
         reader.answer_s += time.perf_counter() - self.start_time

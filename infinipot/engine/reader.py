@@ -35,10 +35,10 @@ class Stats:
     """Counters of a session."""
 
     tokens_read: int
-    """Tokens read into the pot: text, template, and the messages of a chat. With policy `truncate`
-    also the end of the text, at most half a pot, that waits for the question."""
+    """Tokens that the model has read: text, template, and the messages of a chat. With policy
+    `truncate` the end of the text waits for an answer, and counts when it has been read."""
     tokens_skipped: int
-    """Tokens that the model has not read (policy `truncate`): the middle of the text, and what the
+    """Tokens that the model does not read (policy `truncate`): the middle of the text, and what the
     latest answer had no room for."""
     entries: int
     """Entries per layer and KV head now."""
@@ -219,9 +219,17 @@ class Reader(Turns):
         """Whether `count` more entries leave room for the catalyst without a distillation."""
         return count + self.plan.reserve(catalyst) <= self.pot.room
 
-    def unread(self, count: int) -> list[int]:
-        """Ids to read before an answer of `count` entries."""
+    def unread(self, prompt: int, answer: int) -> list[int]:
+        """Ids to read before a prompt and an answer of at most these lengths."""
         return []
+
+    def late_cut(self, prompt: list[int], answer: int) -> Any:
+        """What cuts the text if the answer gets too long for it; None if that cannot be."""
+        return None
+
+    def keep(self, ids: list[int]) -> None:
+        """Add a prompt and its answer after the pot has been restored."""
+        self.read(ids, None)
 
     def waiting(self) -> tuple[list[int], int]:
         """Ids that are not read yet, and the number of ids that were skipped."""

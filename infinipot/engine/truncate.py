@@ -15,10 +15,14 @@ from infinipot.model.runner import ModelRunner
 
 class CuttingReader(Reader):
     """Reads the start of a text into the first half of the pot. Its end is read before an answer, as
-    far as there is room.
+    far as there is room beside the question and the longest answer.
+
+    What fits with the question is read whole, and cut only if the answer gets too long for it: so a
+    text and an answer that fit do not depend on max_tokens.
 
     tail: the newest ids, which wait for an answer. skipped: the number of ids between the start and
-    the tail. left_out: how many ids of the tail the latest answer had no room for.
+    the tail. left_out: how many ids of the tail the latest answer had no room for. fresh: how many
+    of its newest ids no answer has read.
     """
 
     keeps_answers = False
@@ -28,6 +32,7 @@ class CuttingReader(Reader):
         self.tail: deque[int] = deque(maxlen=config.pot_size - config.pot_size // 2)
         self.skipped = 0
         self.left_out = 0
+        self.fresh = 0
 
     def check_room(self, catalyst: Tensor | None, pinned: int) -> None:
         if 2 * pinned >= self.plan.pot_size:
@@ -58,6 +63,7 @@ class CuttingReader(Reader):
         dropped = before + len(ids) - len(self.tail)
         self.skipped += dropped
         self.left_out = max(0, self.left_out - dropped)
+        self.fresh = min(len(self.tail), self.fresh + len(ids))
 
     def fits(self, count: int, catalyst: Tensor | None = None) -> bool:
         if self.pot.length + count > self.plan.pot_size:
@@ -67,10 +73,32 @@ class CuttingReader(Reader):
             )
         return True
 
-    def unread(self, count: int) -> list[int]:
-        room = self.plan.pot_size - self.pot.length - count
-        self.left_out = max(0, len(self.tail) - room)
+    def unread(self, prompt: int, answer: int) -> list[int]:
+        self.fresh = 0
+        self.left_out = 0
+        if self.skipped or len(self.tail) > self._room(prompt):
+            return self.cut(prompt, answer)
+        return list(self.tail)
+
+    def late_cut(self, prompt: list[int], answer: int) -> LateCut | None:
+        if len(self.tail) - self.left_out + answer <= self._room(len(prompt)):
+            return None
+        return LateCut(self, prompt, answer)
+
+    def cut(self, prompt: int, answer: int) -> list[int]:
+        """Leave out what has no room beside a prompt and an answer of these lengths. Returns the
+        rest of the tail."""
+        self.left_out = max(0, len(self.tail) + answer - self._room(prompt))
         return list(self.tail)[self.left_out :]
+
+    def _room(self, prompt: int) -> int:
+        """Entries for the tail and the answer."""
+        return self.plan.pot_size - self.pot.length - prompt
+
+    def keep(self, ids: list[int]) -> None:
+        fresh = self.fresh
+        self.read(ids, None)
+        self.fresh = fresh
 
     def waiting(self) -> tuple[list[int], int]:
         return list(self.tail), self.skipped
@@ -81,10 +109,12 @@ class CuttingReader(Reader):
 
     @property
     def stats(self) -> Stats:
-        total = self.progress[0]
-        skipped = self.skipped + self.left_out
+        stats = super().stats
+        read = stats.tokens_read
+        if not self.busy:  # the pot has only the start
+            read += len(self.tail) - self.left_out - self.fresh
         return dataclasses.replace(
-            super().stats, tokens_read=total - skipped, tokens_skipped=skipped
+            stats, tokens_read=read, tokens_skipped=self.skipped + self.left_out
         )
 
     def copy(self) -> Reader:
@@ -92,6 +122,32 @@ class CuttingReader(Reader):
         assert isinstance(twin, CuttingReader)
         twin.tail = copy.copy(self.tail)
         return twin
+
+
+class LateCut:
+    """Cuts a text that was read whole once the answer needs its room."""
+
+    tight = False
+    """The pot forgets the answer at its end, so nothing needs room then."""
+
+    def __init__(self, reader: CuttingReader, prompt: list[int], answer: int) -> None:
+        """answer: its most tokens. Nothing of the tail and the prompt may have been read."""
+        self.reader = reader
+        self.prompt = prompt
+        self.answer = answer
+        self.mark = reader.pot.mark()
+
+    def full(self, tokens: int) -> bool:
+        """Whether the pot has no room for one more token."""
+        return self.reader.pot.room <= 0
+
+    def distill(self, tokens: list[int]) -> None:
+        """Go back to the start of the text. Read what stays of its end, the prompt, and the answer
+        but its last token."""
+        pot = self.reader.pot
+        pot.rollback(self.mark)
+        tail = self.reader.cut(len(self.prompt), self.answer)
+        self.reader._read(pot, [*tail, *self.prompt, *tokens[:-1]], None)
 
 
 def reader_for(runner: ModelRunner, config: PotConfig) -> Reader:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
-from infinipot.model.gguf_config import config_of
+from infinipot.model.gguf_config import Keys, architecture_of, config_of
 from infinipot.model.gguf_file import GGUFFile, read_file, read_metadata
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
 from infinipot.model.gguf_weights import fill
@@ -46,6 +46,8 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     path = Path(path)
     file = read_file(path)
     fields = file.fields
+    if "general.architecture" in fields:  # a new one often has a new tokenizer, too
+        architecture_of(Keys(file))
     tokenizer = build_tokenizer(path, fields)  # before the weights: errors come sooner
     model = _load_weights(file, dtype)
     ends = end_ids(fields)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import time
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infinipot.server.errors import APIError
 from infinipot.server.request_record import id_of
-
-log = logging.getLogger("infinipot")
+from infinipot.server.throttled_log import ThrottledLog
 
 BACKLOG = 128
 """Connections that the system accepts before the server sees them."""
@@ -24,8 +21,6 @@ MAX_HEAD = 16_384
 """Bytes of a request's head."""
 HEAD_S = 20.0
 """How long the head of a request may take."""
-QUIET_S = 60.0
-"""The least time between two log lines of the same text."""
 FULL = "the server has as many connections as it can have: try again later"
 
 
@@ -39,27 +34,6 @@ def max_connections() -> int:
     if handles == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     return max(8, min(MAX_CONNECTIONS, handles - BACKLOG - OTHERS))
-
-
-class ThrottledLog:
-    """Logs each text at most once in QUIET_S seconds."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, float] = {}
-
-    def error(self, text: str) -> None:
-        now = time.monotonic()
-        if now - self._last.get(text, -QUIET_S) >= QUIET_S:
-            self._last[text] = now
-            log.error("%s", text)
-
-    def on_problem(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The exception handler of the event loop. Without file handles asyncio calls it thousands
-        of times a second."""
-        if isinstance(context.get("exception"), OSError) and "accept" in context.get("message", ""):
-            self.error(f"no more connections can be accepted: {context['exception']}")
-        else:
-            loop.default_exception_handler(context)
 
 
 class Connection(H11Protocol):

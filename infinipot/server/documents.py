@@ -3,25 +3,34 @@ first."""
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 from infinipot.server.bodies import TOO_LARGE
+from infinipot.server.conversion import Conversions
 from infinipot.server.errors import APIError
-from infinipot.text.documents import document_text, kind_of, undecided
-from infinipot.text.files import IN_MEMORY
+from infinipot.text.documents import kind_of, undecided
 
 KINDS = {"message/rfc822": "email", "text/html": "html", "text/plain": None}
 """What a content type says that the first bytes do not."""
+BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Documents:
+    """How a server converts documents. most_bytes: of a document."""
+
+    conversions: Conversions
+    most_bytes: int
 
 
 async def body_text(
-    blocks: AsyncIterator[bytes], content_type: str, name: str, most_bytes: int
+    blocks: AsyncIterator[bytes], content_type: str, name: str, documents: Documents
 ) -> AsyncIterator[str]:
-    """The text of a body, piece by piece. name: as errors call it. most_bytes: of a document.
+    """The text of a body, piece by piece. name: as errors call it.
 
     Raises APIError for what is neither UTF-8 nor a document that can be converted here.
     """
@@ -39,7 +48,7 @@ async def body_text(
     if kind is None:
         pieces = decode(start, blocks)
     else:
-        pieces = convert(kind, start, blocks, name=name, most_bytes=most_bytes)
+        pieces = convert(kind, chain(start, blocks), name, documents)
     async for piece in pieces:
         yield piece
 
@@ -65,25 +74,35 @@ async def chain(start: bytes, blocks: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 async def convert(
-    kind: str, start: bytes, blocks: AsyncIterator[bytes], *, name: str, most_bytes: int
+    kind: str, blocks: AsyncIterator[bytes], name: str, documents: Documents
 ) -> AsyncIterator[str]:
-    """A document as text. It is received whole, and converted in a thread, piece by piece."""
-    with tempfile.SpooledTemporaryFile(IN_MEMORY) as copy:
+    """A document as text. It is received whole, and converted whole in a process of its own."""
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target:
         size = 0
-        async for block in chain(start, blocks):
+        async for block in blocks:
             size += len(block)
-            if size > most_bytes:
-                raise APIError(413, TOO_LARGE.format(most_bytes))
-            copy.write(block)
-        copy.seek(0)
-        pieces = document_text(kind, copy, name)  # type: ignore[arg-type]
-        try:
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                yield piece
-        except ValueError as problem:
-            raise APIError(400, str(problem)) from None
+            if size > documents.most_bytes:
+                raise APIError(413, TOO_LARGE.format(documents.most_bytes))
+            source.write(block)
+        source.flush()
+        await documents.conversions.convert(kind, name, source, target)
+        target.seek(0)
+        text = codecs.getreader("utf-8")(target)
+        while piece := text.read(BLOCK_BYTES):
+            yield piece
 
 
-async def whole_text(pieces: AsyncIterator[str]) -> dict[str, Any]:
-    """The reply with a document's text."""
-    return {"text": "".join([piece async for piece in pieces])}
+async def whole_text(pieces: AsyncIterator[str], most_bytes: int) -> dict[str, Any]:
+    """The reply with a document's text. Raises APIError if that is too long."""
+    found = []
+    size = 0
+    async for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size > most_bytes:
+            raise APIError(
+                413,
+                f"the text of the document has more than {most_bytes:,} characters: "
+                "PUT /v1/pots/NAME reads it into a pot",
+            )
+    return {"text": "".join(found)}

@@ -14,12 +14,26 @@ LOCK = ".lock"
 """The locked file. It is empty, and stays."""
 
 
+def unusable(folder: Path, problem: OSError) -> ValueError:
+    """The error of a server that cannot start with this folder."""
+    reason = problem.strerror or str(problem)
+    if problem.filename is not None and Path(problem.filename) != folder:
+        reason = f"{problem.filename}: {reason}"
+    return ValueError(f"cannot use the folder {folder} for pots: {reason}. Give another --pot-dir")
+
+
 class FolderLock:
-    """Holds a folder until `release`, or until the process ends. shared: others may share it."""
+    """Holds a folder until `release`, or until the process ends. shared: others may share it.
+
+    Raises ValueError if the folder cannot be used, or if another server uses it.
+    """
 
     def __init__(self, folder: Path, shared: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._handle: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._handle: int | None = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as problem:
+            raise unusable(folder, problem) from None
         if fcntl is None:
             return
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX

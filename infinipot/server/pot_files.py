@@ -14,13 +14,19 @@ from infinipot.pot_file import DamagedPotError, PotFileError, settle
 from infinipot.server.disk import Disk
 from infinipot.server.errors import APIError, disk_trouble, error_of
 from infinipot.server.metrics import Metrics
+from infinipot.server.pot_folder import PotFolder
 from infinipot.server.pot_store import PotStore
 from infinipot.server.stored_pot import PotLoader, Stamp, StoredPot, stamp_of
+from infinipot.server.throttled_log import ThrottledLog
 
 log = logging.getLogger("infinipot")
 
 RETRY_S = 5.0
 """How long a pot that could not be written is not tried again."""
+UNWRITTEN = (
+    "Until pots can be written, named ones stay in memory, and conversations without a place there "
+    "are read again. More such failures are only counted (infinipot_disk_failures_total)"
+)
 
 
 class PotFiles:
@@ -31,14 +37,22 @@ class PotFiles:
         self.disk = disk
         self.loader = loader
         self.metrics = metrics
+        self._seldom = ThrottledLog()
         store.on_take_name = self.update_file
+
+    @property
+    def _folder(self) -> PotFolder:
+        assert self.store.folder is not None
+        return self.store.folder
 
     def load(self, path: Path) -> StoredPot:
         """Load a pot. Runs in the disk's thread."""
+        self._folder.check()
         return self.loader.load(path, self.store.name_of(path))
 
     def save(self, pot: StoredPot, path: Path) -> None:
         """Write a pot. Runs in the disk's thread."""
+        self._folder.prepare(path)
         if path.is_symlink() and not path.exists():
             raise PotFileError(
                 f"cannot save {path.name}: it is a link to a file that does not exist"
@@ -59,7 +73,7 @@ class PotFiles:
             return
 
         def write() -> Stamp | None:
-            if not self.store.shared and not path.is_file():
+            if not self.store.shared and not self.store.has(path):
                 return None
             self.save(pot, path)
             return stamp_of(path)
@@ -70,7 +84,8 @@ class PotFiles:
         try:
             stamp = future.result()
         except Exception as problem:
-            self.write_failed(pot, problem)
+            self.report(problem)
+            postpone(pot, problem)
             error = error_of(problem)
             raise APIError(
                 error.status,
@@ -90,22 +105,35 @@ class PotFiles:
         self.store.begin_deletion(name)
 
         def unlink() -> None:
-            if path.is_file():
+            self._folder.check()
+            if not path.is_file():
+                return
+            try:
                 path.unlink(missing_ok=True)
-                settle(path.parent)
+            except OSError as problem:
+                raise PotFileError(f"cannot delete {path}: {problem.strerror}") from problem
+            settle(path.parent)
 
         def done(future: Future[None]) -> dict[str, Any]:
             self.store.end_deletion(name)
             try:
                 future.result()
             except Exception as problem:
-                raise self.error_of(problem) from None
+                error = self.error_of(problem)
+                raise APIError(
+                    error.status,
+                    f"{error.message}; the pot {name!r} is no longer in memory, "
+                    "but its file, if any, stays",
+                    code=error.code,
+                    param=error.param,
+                ) from None
             return {"name": name, "object": "pot", "deleted": True}
 
         return self.disk.do(unlink, done)
 
     def write_all(self) -> None:
-        """Write all pots that should outlast the server."""
+        """Write all pots that should outlast the server. One line tells of all that failed."""
+        failures = []
         for pot in self.store.pots:
             path = self.store.file_for(pot)
             if path is None:
@@ -113,8 +141,13 @@ class PotFiles:
             try:
                 self.disk.now(functools.partial(self.save, pot, path))
                 self.store.mark_written(pot, path)
+            except (PotFileError, OSError) as problem:
+                failures.append(problem)
             except Exception as problem:
                 self.report(problem)
+        if failures:
+            self.metrics.disk_failures.inc(len(failures))
+            log.error("pots not written at the end: %d. The first: %s", len(failures), failures[0])
 
     # ---------------------------------------------------------------- failures
 
@@ -155,10 +188,15 @@ class PotFiles:
         code = "pot_damaged" if isinstance(problem, DamagedPotError) else "pot_unusable"
         return APIError(409, str(problem), code=code, param="pot")
 
-    def write_failed(self, pot: StoredPot, problem: Exception) -> None:
-        self.report(problem)
-        pot.problem = problem
-        pot.retry_at = time.monotonic() + RETRY_S
+    def eviction_failed(self, pot: StoredPot, problem: Exception) -> None:
+        """A pot that had to leave memory could not be written. One line tells of many such pots."""
+        cause = disk_trouble(problem)
+        if cause is None:
+            self.report(problem)
+        else:
+            self.metrics.disk_failures.inc()
+            self._seldom.error(f"{problem}. {UNWRITTEN}", str(cause.strerror))
+        postpone(pot, problem)
 
     def report(self, problem: Exception) -> None:
         """Log and count a problem with a file."""
@@ -171,3 +209,10 @@ class PotFiles:
         if not isinstance(problem, APIError):
             self.report(problem)
         return error_of(problem)
+
+
+def postpone(pot: StoredPot, problem: Exception) -> None:
+    """After a failed write: the pot is not on disk, and is tried again after a while."""
+    pot.saved = False
+    pot.problem = problem
+    pot.retry_at = time.monotonic() + RETRY_S

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from infinipot.server.pot_folder import PotFolder, by_age
 from infinipot.server.schema import NAME
 from infinipot.server.stored_pot import (
     CONVERSATION,
@@ -22,10 +22,6 @@ from infinipot.server.stored_pot import (
 )
 
 VALID_NAME = re.compile(NAME)
-UNFINISHED = re.compile(r"^\..*\.part$|^\.tmp[0-9A-Za-z]{6}$")
-"""Files that were not written to their end. safetensors uses the second form."""
-ABANDONED_S = 3600
-"""Age at which an unfinished file, where others write too, belongs to nobody."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,7 +40,7 @@ class PotStore:
     """
 
     def __init__(self, folder: Path | None, files: int, shared: bool = False) -> None:
-        self.folder = folder
+        self.folder: PotFolder | None = None
         self.files = files
         self.shared = shared and folder is not None
         self.on_take_name: Callable[[StoredPot], None] = lambda pot: None
@@ -59,8 +55,7 @@ class PotStore:
         self._indexed_ns = 0
         """Change time of the conversations' folder at the last index; 0: index again."""
         if folder is not None:
-            self.conversations.mkdir(parents=True, exist_ok=True)
-            self._remove_unfinished(folder)
+            self.folder = PotFolder(folder, shared)
             self._index()
 
     @property
@@ -70,18 +65,7 @@ class PotStore:
     @property
     def conversations(self) -> Path:
         assert self.folder is not None
-        return self.folder / "conversations"
-
-    def _remove_unfinished(self, folder: Path) -> None:
-        """Delete the unfinished files of a server that was killed."""
-        now = time.time()
-        places = (folder, self.conversations)
-        paths = [path for place in places for path in place.iterdir()]
-        for path, changed in by_age(path for path in paths if UNFINISHED.match(path.name)):
-            # others may write into the folder itself, and only this server into the other one
-            own = path.parent == self.conversations and not self.shared
-            if own or changed < now - ABANDONED_S:
-                path.unlink(missing_ok=True)
+        return self.folder.conversations
 
     def _index(self) -> None:
         """List the conversations on disk, the oldest first."""
@@ -164,14 +148,20 @@ class PotStore:
         return self.folder is None or (not pot.saved and time.monotonic() < pot.retry_at)
 
     def file_for(self, pot: StoredPot) -> Path | None:
-        """Where to write a pot that leaves memory; None if it need not be written."""
-        if self.folder is None or pot.saved or pot.expendable:
+        """Where to write a pot that leaves memory; None if it need not be written.
+
+        A pot that was saved is written again if its file is gone, unless another server may have
+        deleted it.
+        """
+        if self.folder is None or pot.expendable or (pot.superseded and pot.name is None):
             return None
-        if pot.name is not None:
-            return self.path(pot.name)
-        if pot.superseded:
+        if pot.name is None:
+            path = self.conversations / f"{pot.key[0]}-{pot.key[1]}{SUFFIX}"
+        else:
+            path = self.folder.path / f"{pot.name}{SUFFIX}"
+        if pot.saved and (self.shared or self.has(path)):
             return None
-        return self.conversations / f"{pot.key[0]}-{pot.key[1]}{SUFFIX}"
+        return path
 
     # ---------------------------------------------------------------- files
 
@@ -211,18 +201,22 @@ class PotStore:
         """The path of a named pot. The schema allows neither dots nor slashes in names."""
         if self.folder is None:
             return None
-        return self.folder / f"{name}{SUFFIX}"
+        return self.folder.path / f"{name}{SUFFIX}"
 
     def file(self, name: str) -> Path | None:
         """The file of a named pot, if it exists."""
         path = self.path(name)
-        if path is None or name in self._deletions or not path.is_file():
+        if path is None or name in self._deletions or not self.has(path):
             return None
         return path
 
+    def has(self, path: Path) -> bool:
+        """Whether a file is in the folder, and the folder is the one of the start."""
+        return self.folder is not None and self.folder.is_there and path.is_file()
+
     def name_of(self, path: Path) -> str | None:
         """The name of the pot in a file; None for a conversation."""
-        if path.parent != self.folder:
+        if self.folder is None or path.parent != self.folder.path:
             return None
         return path.name.removesuffix(SUFFIX)
 
@@ -242,7 +236,8 @@ class PotStore:
     def names(self) -> list[str]:
         names = {pot.name for pot in self.pots if pot.name is not None and self.named(pot.name)}
         if self.folder is not None:
-            files = {path.name.removesuffix(SUFFIX) for path in self.folder.glob(f"*{SUFFIX}")}
+            paths = self.folder.path.glob(f"*{SUFFIX}")
+            files = {path.name.removesuffix(SUFFIX) for path in paths}
             names |= {name for name in files if VALID_NAME.fullmatch(name) and self.file(name)}
         return sorted(names)
 
@@ -280,14 +275,3 @@ class PotStore:
     def end_deletion(self, name: str) -> None:
         self._deletions[name] -= 1
         self._deletions = +self._deletions  # drops the zeros
-
-
-def by_age(paths: Iterable[Path]) -> list[tuple[Path, float]]:
-    """Regular files with their times of change, the oldest first."""
-    files = []
-    for path in paths:
-        with contextlib.suppress(OSError):  # a broken link, or a link to itself
-            status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                files.append((path, status.st_mtime))
-    return sorted(files, key=lambda file: file[1])

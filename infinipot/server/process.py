@@ -16,10 +16,10 @@ from infinipot.server.connections import (
     BACKLOG,
     MAX_HEAD,
     Connection,
-    ThrottledLog,
     max_connections,
 )
 from infinipot.server.service import Service
+from infinipot.server.throttled_log import ThrottledLog
 
 GRACE_S = 5
 """How long open requests may take after a stop signal. Then they are refused."""

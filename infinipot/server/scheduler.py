@@ -250,7 +250,7 @@ class Scheduler:
             future.result()
             self.store.mark_written(victim, path)
         except Exception as problem:
-            self.files.write_failed(victim, problem)
+            self.files.eviction_failed(victim, problem)
         if victim.saved or victim.name is None:
             self.store.remove(victim)
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
+from infinipot.server.conversion import Conversions
+from infinipot.server.documents import Documents
 from infinipot.server.engine import Engine
 from infinipot.server.errors import APIError, error_of, shutting_down
 from infinipot.server.folder_lock import FolderLock
@@ -40,6 +42,8 @@ class Access:
     max_body_bytes: int = 1 << 26
     patience_s: float = PATIENCE_S
     """How long a client may keep the server waiting for its request, or not fetch its answer."""
+    conversion_s: float = 120.0
+    """How long the conversion of a document may take."""
     hosts: Hosts = field(default_factory=Hosts)
     origins: tuple[str, ...] = ()
     """Other sites whose pages may use the server, as browsers name them; `*` is any."""
@@ -77,6 +81,8 @@ class Service:
         self.names = {self.name, model}
         self.settings = settings
         self.access = Access(**access)
+        conversions = Conversions(self.access.conversion_s, settings.queue)
+        self.documents = Documents(conversions, self.access.max_body_bytes)
         self.body_bytes = 0
         """Bytes of the bodies of all open requests."""
         self.metrics = Metrics()
@@ -129,6 +135,10 @@ class Service:
             return self._failure
         return self._engine.failure
 
+    @property
+    def loading(self) -> bool:
+        return self._engine is None and self._failure is None
+
     def close(self) -> None:
         """Refuse all jobs. Returns at once."""
         if self._engine is not None:
@@ -146,10 +156,10 @@ class Service:
     @property
     def engine(self) -> Engine:
         """Raises APIError while the model is being loaded, and after a failure."""
-        if self._engine is None:
+        if self.loading:
             message = "the model is being loaded: try again in a moment"
             raise APIError(503, message, code="loading")
-        if self._engine.failure is not None:
+        if self._engine is None or self._engine.failure is not None:
             message = "the server has failed and is about to end; its log says why"
             raise APIError(503, message, code="failed")
         return self._engine

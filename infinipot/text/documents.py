@@ -6,9 +6,22 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from infinipot.optional import DOCUMENTS, need
+from infinipot.text.document_limits import (
+    INSTEAD,
+    MOST_ENTRIES,
+    MOST_HEADER,
+    MOST_MARKUP,
+    MOST_PAGES,
+    Budget,
+    check_mail,
+    check_markup,
+    check_xml,
+    limited,
+    too_many,
+)
 
 if TYPE_CHECKING:
     import zipfile
@@ -33,8 +46,6 @@ OTHER_STARTS = {
 }
 """First bytes of files that are no text, and what the files are."""
 STARTS = (*HTML_STARTS, *DOCUMENT_STARTS, *OTHER_STARTS)
-MOST_BYTES = 1 << 28
-"""The largest archive, unpacked."""
 READABLE = "text in UTF-8, and with the extra 'documents' PDF, HTML, DOCX, EPUB and e-mail"
 
 
@@ -72,19 +83,26 @@ def check_converter(kind: str, name: str) -> None:
         need(module, f"{name} is a document ({kind})", DOCUMENTS)
 
 
-def document_text(kind: str, file: BinaryIO, name: str) -> Iterator[str]:
+def document_text(
+    kind: str, file: BinaryIO, name: str, budget: Budget | None = None
+) -> Iterator[str]:
     """The text of a document, piece by piece, with marks of its pages or chapters.
 
-    kind: of `kind_of`. Raises ValueError for a document that is damaged, locked or without text.
+    kind: of `kind_of`. budget: of the document to which this one is attached. Raises ValueError for
+    a document that is damaged, locked, without text, or beyond the limits.
     """
     check_converter(kind, name)
     empty = True
     try:
-        for piece in CONVERTERS[kind](file, name):
+        for piece in limited(CONVERTERS[kind](file, name, budget or Budget()), name):
             empty = empty and not piece.strip()
             yield piece
     except (ValueError, OSError):
         raise
+    except RecursionError:
+        raise ValueError(f"{name} is nested too deep to be read: {INSTEAD}") from None
+    except MemoryError:
+        raise ValueError(f"{name} takes more memory than there is: {INSTEAD}") from None
     except Exception as problem:  # damage, as each converter meets it
         raise ValueError(
             f"{name} is damaged, or no {kind} that can be read ({type(problem).__name__}: "
@@ -94,7 +112,7 @@ def document_text(kind: str, file: BinaryIO, name: str) -> Iterator[str]:
         raise ValueError(f"{name} holds no text")
 
 
-def pdf_text(file: BinaryIO, name: str) -> Iterator[str]:
+def pdf_text(file: BinaryIO, name: str, budget: Budget) -> Iterator[str]:
     import pypdf
 
     try:
@@ -104,6 +122,8 @@ def pdf_text(file: BinaryIO, name: str) -> Iterator[str]:
         waiting = ""
         found = False
         for number, page in enumerate(reader.pages, 1):
+            if number > MOST_PAGES:
+                raise too_many(name, "pages", MOST_PAGES)
             text = page.extract_text().strip()
             found = found or bool(text)
             waiting += f"[page {number}]\n\n{text or '(no text)'}\n\n"
@@ -120,42 +140,32 @@ def pdf_text(file: BinaryIO, name: str) -> Iterator[str]:
         )
 
 
-def html_text(file: BinaryIO, name: str) -> Iterator[str]:
-    yield markdown(file.read())
+def html_text(file: BinaryIO, name: str, budget: Budget) -> Iterator[str]:
+    html = file.read(MOST_MARKUP + 1)
+    budget.unpack(len(html), name)
+    yield markdown(html)
 
 
 def markdown(html: bytes | str) -> str:
-    """HTML as Markdown, without scripts and styles. Of an image its description stays."""
-    import bs4
-    from markdownify import MarkdownConverter
+    from infinipot.text.markup import markdown as converted
 
-    soup: Any = bs4.BeautifulSoup(html, "html.parser")
-    for tag in soup(["script", "style", "template"]):
-        tag.decompose()
-    for image in soup("img"):
-        image.replace_with(image.get("alt") or "")
-    text = MarkdownConverter(heading_style="ATX").convert_soup(soup)
-    return str(text).strip() + "\n"
+    return converted(html)
 
 
-def zip_text(file: BinaryIO, name: str) -> Iterator[str]:
+def zip_text(file: BinaryIO, name: str, budget: Budget) -> Iterator[str]:
     """DOCX or EPUB."""
     import zipfile
 
     archive = zipfile.ZipFile(file)
+    entries = archive.infolist()
+    if len(entries) > MOST_ENTRIES:
+        raise too_many(name, "files in it", MOST_ENTRIES)
+    budget.unpack(sum(entry.file_size for entry in entries), name)
     names = set(archive.namelist())
-    size = sum(entry.file_size for entry in archive.infolist())
-    if size > MOST_BYTES:
-        raise ValueError(
-            f"{name} holds {size >> 20:,} MiB when unpacked, of {MOST_BYTES >> 20} MiB allowed: "
-            "convert it to text first"
-        )
     if "word/document.xml" in names:
-        import mammoth
-
-        yield markdown(mammoth.convert_to_html(file).value)
+        yield from docx_text(archive, name)
     elif "META-INF/container.xml" in names:
-        yield from epub_text(archive)
+        yield from epub_text(archive, name)
     else:
         raise ValueError(
             f"{name} is a ZIP archive, neither DOCX nor EPUB: unpack it first. "
@@ -163,31 +173,51 @@ def zip_text(file: BinaryIO, name: str) -> Iterator[str]:
         )
 
 
-def epub_text(archive: zipfile.ZipFile) -> Iterator[str]:
-    """The chapters of a book, in the order of its spine."""
+def docx_text(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
+    import mammoth
+
+    for entry in archive.infolist():
+        if entry.filename.lower().endswith((".xml", ".rels")):
+            check_markup(entry.file_size, name)
+            check_xml(archive.read(entry), name)
+    describe = mammoth.images.img_element(lambda image: {})  # its bytes would become text
+    yield markdown(mammoth.convert_to_html(archive.fp, convert_image=describe).value)
+
+
+def epub_text(archive: zipfile.ZipFile, name: str) -> Iterator[str]:
+    """The chapters of a book, in the order of its spine, each once."""
     from urllib.parse import unquote
     from xml.etree import ElementTree
 
-    container = ElementTree.fromstring(archive.read("META-INF/container.xml"))
+    def parsed(path: str) -> ElementTree.Element:
+        check_markup(archive.getinfo(path).file_size, name)
+        data = archive.read(path)
+        check_xml(data, name)
+        return ElementTree.fromstring(data)
+
+    container = parsed("META-INF/container.xml")
     package = next(one.attrib["full-path"] for one in container.iter() if "full-path" in one.attrib)
-    root = ElementTree.fromstring(archive.read(package))
+    root = parsed(package)
     places = {one.attrib["id"]: one.attrib["href"] for one in root.iter() if "href" in one.attrib}
     spine = [one.attrib["idref"] for one in root.iter() if "idref" in one.attrib]
-    for number, key in enumerate(spine, 1):
-        path = posixpath.join(posixpath.dirname(package), unquote(places[key]))
-        text = markdown(archive.read(posixpath.normpath(path)))
-        yield f"[chapter {number}]\n\n{text}\n\n"
+    chapters = dict.fromkeys(
+        posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(places[key])))
+        for key in spine
+    )
+    for number, path in enumerate(chapters, 1):
+        yield f"[chapter {number}]\n\n{markdown(archive.read(path))}\n\n"
 
 
 HEADERS = ("From", "To", "Cc", "Date", "Subject")
 
 
-def email_text(file: BinaryIO, name: str) -> Iterator[str]:
+def email_text(file: BinaryIO, name: str, budget: Budget) -> Iterator[str]:
     """The headers that people read, the body, and attachments that hold text."""
     import email.policy
 
     message = email.message_from_binary_file(file, policy=email.policy.default)
-    yield "".join(f"{one}: {message[one]}\n" for one in HEADERS if message[one]) + "\n"
+    check_mail(message, name)
+    yield "".join(f"{one}: {text}\n" for one in HEADERS if (text := header(message, one))) + "\n"
     body = message.get_body(("plain", "html"))
     if body is not None:
         content = body.get_content()
@@ -196,10 +226,18 @@ def email_text(file: BinaryIO, name: str) -> Iterator[str]:
             content = markdown(content)
         yield content + "\n"
     for part in message.iter_attachments():
-        yield from attachment_text(part)
+        yield from attachment_text(part, budget)
 
 
-def attachment_text(part: EmailMessage) -> Iterator[str]:
+def header(message: EmailMessage, name: str) -> str:
+    """A header as people read it. Decoding a long one would take long, so it stays as it is."""
+    raw = dict(message.raw_items()).get(name, "")
+    if len(raw) > MOST_HEADER:
+        return " ".join(raw.split())
+    return str(message[name] or "")
+
+
+def attachment_text(part: EmailMessage, budget: Budget) -> Iterator[str]:
     """An attachment behind its mark, or a mark that says why it is not read."""
     name = part.get_filename() or part.get_content_type()
     from email.message import EmailMessage
@@ -212,18 +250,19 @@ def attachment_text(part: EmailMessage) -> Iterator[str]:
         data = data.encode("utf-8", "replace")
     try:
         kind = kind_of(data, name)
-        text = (
-            data.decode("utf-8")
-            if kind is None
-            else "".join(document_text(kind, io.BytesIO(data), name))
-        )
+        if kind is None:
+            text = data.decode("utf-8")
+        else:
+            with budget.within():
+                text = "".join(document_text(kind, io.BytesIO(data), name, budget))
     except ValueError as problem:
         yield f"[file: {name}, not read: {problem}]\n"
         return
     yield f"[file: {name}]\n\n{text}\n\n"
 
 
-CONVERTERS: dict[str, Callable[[BinaryIO, str], Iterator[str]]] = {
+Converter = Callable[[BinaryIO, str, Budget], Iterator[str]]
+CONVERTERS: dict[str, Converter] = {
     "pdf": pdf_text,
     "html": html_text,
     "zip": zip_text,

@@ -512,14 +512,15 @@ def test_truncation_by_numbers() -> None:
     assert reader.progress == (25, 0)
     session.append(ids[25:])
     assert reader.waiting() == (ids[49:60], 39)
-    assert (session.stats.tokens_read, session.stats.tokens_skipped) == (21, 39)
-    assert reader.unread(4) == ids[53:60]
+    assert (session.stats.tokens_read, session.stats.tokens_skipped) == (10, 39)
+    assert reader.unread(1, 3) == ids[53:60]
     assert (session.stats.tokens_read, session.stats.tokens_skipped) == (17, 43)
-    assert reader.unread(0) == ids[49:60]
-    assert reader.unread(4)
+    assert reader.unread(0, 0) == ids[49:60]
+    assert reader.unread(3, 1)
     twin = session.fork()
     session.append(ids[:2])
     assert (reader.left_out, reader.waiting()) == (2, ([*ids[51:60], *ids[:2]], 41))
+    assert (session.stats.tokens_read, session.stats.tokens_skipped) == (17, 43)
     assert twin._reader.waiting() == (ids[49:60], 39)
     session.append(ids[:9])
     assert reader.left_out == 0

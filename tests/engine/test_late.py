@@ -62,6 +62,42 @@ def test_any_max_tokens(length: int, policy: str, keep: bool) -> None:
             assert (one.stats.distillations, one.logits.tolist()) == before
 
 
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("length", [76, 84])
+def test_truncation_at_any_max_tokens(length: int, keep: bool) -> None:
+    """A text that fits is cut when the answer needs its room, and goes on as stock does on what stays."""
+    room = SIZE - length - len(QUESTION)
+    text = random_ids(length, seed=1)
+    expected = stock(length, room + 1)
+    for count in {max(1, room), room + 1, room + 20}:
+        one = session(length, "truncate")
+        assert one.stats.tokens_read == SIZE // 2  # the end waits for its question
+        got = answer(one, count, keep=keep)
+        assert len(got) == count
+        assert got[: room + 1] == expected[:count]
+        cut = max(0, count - room) if count > room + 1 else 0
+        left = text[: SIZE // 2] + text[SIZE // 2 + cut :]
+        for place in range(room + 1, count):
+            ids = torch.tensor([[*left, *QUESTION, *got[:place]]])
+            assert int(MODEL(ids).logits[0, -1].argmax()) == got[place]
+        if not keep:
+            assert (one.stats.tokens_read, one.stats.tokens_skipped) == (length - cut, cut)
+        assert one.stats.peak_entries <= SIZE
+
+
+def test_truncation_of_what_does_not_fit() -> None:
+    """Then question and longest answer have their room from the start. Numbers tell what was read."""
+    one = session(300, "truncate")
+    assert (one.stats.tokens_read, one.stats.tokens_skipped) == (48, 300 - SIZE)
+    for count in (4, 20):
+        tokens = one.stream_ids(QUESTION, pick=greedy, stop_ids=set(), max_tokens=count)
+        next(tokens)
+        assert one.stats.tokens_read == SIZE - count + 1  # with question and first token
+        assert len(list(tokens)) == count - 1
+        read = SIZE - len(QUESTION) - count
+        assert (one.stats.tokens_read, one.stats.tokens_skipped) == (read, 300 - read)
+
+
 def test_what_does_not_fit_is_as_if_it_had_been_distilled_in_time() -> None:
     """The late distillation goes back to where the catalyst had room."""
     one = session(60, "infinipot")

@@ -304,10 +304,30 @@ def test_refusals(tmp_path):
         gguf_tokenizer(byte_level(tmp_path / "eos.gguf", eos_token_id=99999))
     with pytest.raises(ValueError, match="twice"):
         gguf_tokenizer(write(tmp_path / "twice.gguf", "gpt2", ["a", "a"], [1, 1], pre="gpt-2"))
-    with pytest.raises(ValueError, match=r"cannot load architecture 'rwkv6' .*Hub folder"):
-        load_gguf(
-            byte_level(tmp_path / "arch.gguf", arch="rwkv6", tensors=True), dtype=torch.float32
-        )
+
+
+@pytest.mark.parametrize(
+    ("arch", "pre"),
+    [
+        ("rwkv6", "smollm"),
+        ("qwen35", "qwen35"),
+        ("qwen35moe", "qwen35"),
+        ("lfm2", "lfm2"),
+        ("minimax-m2", "minimax-m2"),
+        ("gemma4", "gemma4"),
+        ("gpt-oss", "gpt-4o"),
+    ],
+)
+def test_architectures_that_are_not_read(tmp_path: Path, arch: str, pre: str) -> None:
+    """One sentence about the architecture, whatever the tokenizer: what is read, and what else works."""
+    path = byte_level(tmp_path / "m.gguf", arch=arch, pre=pre, tensors=True)
+    with pytest.raises(ValueError) as refused:
+        load_gguf(path, dtype=torch.float32)
+    message = str(refused.value)
+    assert message.startswith(f"{path}: cannot load architecture '{arch}' from a GGUF file: ")
+    assert all(name in message for name in ("llama", "qwen3", "gemma3"))
+    assert message.endswith("Load the model from its Hub folder instead.")
+    assert message.count("\n") == 0 and "pre-tokenizer" not in message
 
 
 @pytest.mark.parametrize("share", [0.0002, 0.01, 0.05, 0.3, 0.9, 0.9999])

@@ -6,7 +6,9 @@ import errno
 import json
 import logging
 import os
+import re
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,9 @@ from safetensors.torch import load_file, save_file
 from infinipot import Session, pot_file
 from infinipot.server import pot_files
 from infinipot.server.service import Service
+from infinipot.server.settings import Settings
 from infinipot.server.stored_pot import PotLoader
+from infinipot.server.throttled_log import ThrottledLog
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 OTHER = "Something else entirely was written here, about a ship and its cook. " * 8
@@ -520,3 +524,178 @@ def test_a_salt_keeps_conversations_apart(tmp_path: Path) -> None:
         refused = here.http.post("/v1/pots", json=asked)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "session_not_found")
         assert here.http.post("/v1/pots", json={**asked, "cache_salt": "s3cret"}).status_code == 201
+
+
+# ---------------------------------------------------------------- the folder as a whole
+
+
+def moved_away(folder: Path, aside: Path) -> None:
+    folder.rename(aside)
+
+
+def another_folder(folder: Path, aside: Path) -> None:
+    folder.rename(aside)
+    (folder / "conversations").mkdir(parents=True)
+    saved(folder / "book.pot.safetensors", OTHER)
+
+
+def a_file(folder: Path, aside: Path) -> None:
+    folder.rename(aside)
+    folder.write_text("not a folder")
+
+
+def a_link_to_nothing(folder: Path, aside: Path) -> None:
+    folder.rename(aside)
+    folder.symlink_to(folder)
+
+
+def bring_back(folder: Path, aside: Path) -> None:
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)
+    aside.rename(folder)
+
+
+GONE = "its folder does not exist"
+SWAPPED = {
+    moved_away: GONE,
+    another_folder: "its folder is another one than at the start",
+    a_file: GONE,
+    a_link_to_nothing: GONE,
+}
+
+
+def errors_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines of a server since the last call. None may be a traceback."""
+    records = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    caplog.clear()
+    assert not any(record.exc_info for record in records)
+    return [record.getMessage() for record in records]
+
+
+def go_on(here: Live, said: str) -> int:
+    """Go on with a conversation, beside others that push it out of memory. Returns what its pot had read."""
+    usage = here.chat("I am Anna.", said, "Who?").usage
+    for number in range(8):
+        assert here.chat(f"I am number {number}", max_tokens=1).choices
+    return int(usage.prompt_tokens_details.cached_tokens)
+
+
+def test_the_folder_goes_away_and_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pots in memory stay, also one whose file was lost with the folder. Nothing is written to what has
+    taken the folder's place."""
+    folder = tmp_path / "pots"
+    aside = tmp_path / "aside"
+    with live({"max_sessions": 8, "pot_dir": folder}) as here:
+        fill(here, "book")
+        here.http.post("/v1/pots/book/save")
+        fill(here, "fresh", OTHER)
+        for swap, reason in SWAPPED.items():
+            said = here.chat("I am Anna.").choices[0].message.content
+            assert ask(here, "book") == ask(here, "fresh") == (200, None)
+            assert [pot["state"] for pot in here.http.get("/v1/pots").json()["data"]] == [
+                "ready"
+            ] * 2
+            caplog.clear()
+            swap(folder, aside)
+            try:
+                there = set(folder.rglob("*"))
+                reply = here.http.post("/v1/pots/fresh/save")
+                assert (reply.status_code, reply.json()["error"]["code"]) == (503, "disk_failed")
+                assert reason in reply.json()["error"]["message"]
+                assert str(tmp_path) not in reply.text
+                (line,) = errors_of(caplog)
+                assert str(folder) in line and "bring it back" in line
+                monkeypatch.setattr(here.service.engine.files, "_seldom", ThrottledLog())
+                assert go_on(here, said) > 0
+                (line,) = errors_of(caplog)  # though several pots could not be written
+                assert str(folder) in line and "are read again" in line
+                assert ask(here, "book") == ask(here, "fresh") == (200, None)
+                assert here.http.get("/ready").status_code == 200
+                assert set(folder.rglob("*")) == there
+            finally:
+                bring_back(folder, aside)
+            assert here.http.post("/v1/pots/fresh/save").status_code == 200
+            assert here.http.post("/v1/pots/book/save").status_code == 200
+
+
+def test_a_deletion_that_fails_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with live({"pot_dir": tmp_path / "pots"}) as here:
+        fill(here, "book")
+        here.http.post("/v1/pots/book/save")
+        another_folder(tmp_path / "pots", tmp_path / "aside")
+        reply = here.http.delete("/v1/pots/book")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "disk_failed")
+        assert "its file, if any, stays" in reply.json()["error"]["message"]
+        assert len(errors_of(caplog)) == 1
+        assert (tmp_path / "pots" / "book.pot.safetensors").exists()  # another server's
+        bring_back(tmp_path / "pots", tmp_path / "aside")
+        assert here.http.delete("/v1/pots/book").status_code == 200
+        assert list((tmp_path / "pots").glob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC], ids=["read-only", "full"])
+def test_a_folder_that_takes_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    """The system refuses each new file, and if it is read-only each deletion."""
+    reason = os.strerror(number)
+
+    def refuse(path: Any, *args: Any, **options: Any) -> Any:
+        raise OSError(number, reason, str(path))
+
+    def open_old(path: Any, mode: str = "r") -> Any:
+        return open(path, mode) if mode == "rb" else refuse(path)
+
+    with live({"max_sessions": 8, "pot_dir": tmp_path}) as here:
+        fill(here, "book")
+        here.http.post("/v1/pots/book/save")
+        fill(here, "fresh", OTHER)
+        said = here.chat("I am Anna.").choices[0].message.content
+        with monkeypatch.context() as patch:
+            patch.setattr(pot_file, "open", open_old, raising=False)
+            if number == errno.EROFS:
+                patch.setattr(Path, "unlink", refuse)
+            assert go_on(here, said) > 0
+            (line,) = errors_of(caplog)
+            assert reason in line and "are read again" in line
+            reply = here.http.post("/v1/pots/fresh/save")
+            assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
+            assert str(tmp_path) not in reply.text
+            (line,) = errors_of(caplog)
+            assert line.endswith(f"cannot save {tmp_path / 'fresh.pot.safetensors'}: {reason}")
+            assert ask(here, "book") == ask(here, "fresh") == (200, None)
+            if number == errno.EROFS:
+                assert here.http.delete("/v1/pots/book").status_code == 503
+                (line,) = errors_of(caplog)
+                assert line.endswith(f"cannot delete {tmp_path / 'book.pot.safetensors'}: {reason}")
+        assert here.http.post("/v1/pots/fresh/save").status_code == 200
+
+
+def test_one_line_tells_of_all_pots_that_are_lost_at_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with live({"max_sessions": 8, "pot_dir": tmp_path / "pots"}) as here:
+        for name in ("Anna", "Ben", "Carl"):
+            here.chat(f"I am {name}")
+        moved_away(tmp_path / "pots", tmp_path / "aside")
+    (line,) = errors_of(caplog)
+    assert line.startswith("pots not written at the end: 3. ")
+
+
+@pytest.mark.parametrize("name", ["conversations", ".lock"])
+def test_folders_that_cannot_be_used(tmp_path: Path, name: str) -> None:
+    if name == ".lock":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("x")
+    service = Service("tiny", tiny, Settings(pot_dir=tmp_path))
+    service.start()
+    service.stop()
+    assert re.match(
+        f"cannot use the folder {tmp_path} for pots: {tmp_path / name}: .* Give another --pot-dir",
+        str(service.failure),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -22,6 +23,10 @@ from live import live, tiny
 from infinipot import PotConfig, Session, pot_file
 from infinipot.cli import main
 from infinipot.model.runner import ModelRunner
+from infinipot.server.errors import APIError
+from infinipot.server.routes.openai import health, ready
+from infinipot.server.service import Service
+from infinipot.server.settings import Settings
 
 LONG = "The keeper hid the letter under the third step. Nobody saw it, but the dog did. " * 12
 
@@ -224,20 +229,38 @@ def test_keys_origins_and_sizes() -> None:
 
 
 def test_loading_is_told() -> None:
+    """The port is open while the model is loading: /health says that the process works, /ready and
+    all other requests why they have to wait."""
     go = threading.Event()
 
     def load() -> tuple[Any, Any]:
-        go.wait(20)
+        go.wait(60)
         return tiny()
 
-    def look() -> None:
-        time.sleep(0.5)
+    with live(load=load, wait="/health") as here:
+        assert here.http.get("/health").json()["status"] == "loading"
+        for method, path in (("GET", "/ready"), ("GET", "/v1/pots"), ("POST", "/v1/completions")):
+            reply = here.http.request(method, path, json={"model": "tiny", "prompt": "Hello"})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "loading")
+            assert "is being loaded" in reply.json()["error"]["message"]
+            assert int(reply.headers["retry-after"]) > 0
         go.set()
+        until = time.monotonic() + 60
+        while here.http.get("/ready").status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert here.http.get("/health").json()["status"] == "ok"
+        assert here.http.get("/v1/pots").status_code == 200
 
-    threading.Thread(target=look).start()
-    started = time.monotonic()
-    with live(load=load):
-        assert time.monotonic() - started > 0.4  # until then /health did not say 200
+
+def test_a_model_that_cannot_be_loaded_is_told() -> None:
+    """Until the server has ended, probes get its failure, not that it is loading."""
+    service = Service("tiny", lambda: (_ for _ in ()).throw(ValueError("no weights")), Settings())
+    service.start()
+    for probe in (health, ready):
+        with pytest.raises(APIError, match="has failed") as refused:
+            asyncio.run(probe(service))
+        assert (refused.value.status, refused.value.code) == (503, "failed")
 
 
 def test_ports_and_models_that_cannot_be_used(
@@ -293,7 +316,7 @@ def test_a_process_serves_and_stops(tmp_path: Path) -> None:
 
     url = next(line for line in child.stderr if "http://" in line).split()[1]
     assert any("is ready" in line for line in child.stderr)
-    while httpx.get(f"{url}/health").status_code != 200:
+    while httpx.get(f"{url}/ready").status_code != 200:
         time.sleep(0.05)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
     assert (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import re
 import socket
@@ -20,13 +21,14 @@ import pytest
 from live import Live, live, tiny
 
 from infinipot.cli import main
-from infinipot.server import bodies, connections, process, stream
+from infinipot.server import bodies, process, stream
 from infinipot.server.app import create_app
 from infinipot.server.events import Piece
 from infinipot.server.fair_lock import FairLock
 from infinipot.server.hosts import Hosts
 from infinipot.server.service import Service
 from infinipot.server.settings import Settings
+from infinipot.server.throttled_log import ThrottledLog
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +200,49 @@ def test_a_body_that_dribbles_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         assert here.http.get("/v1/pots").json()["data"] == []
 
 
+STARTS = (
+    b"",
+    b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Long: ",
+    upload("slow", 1000),
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+)
+"""What half-open and slow clients have sent, before the rest comes byte by byte."""
+
+
+def still_open(connection: socket.socket, more: bytes) -> bool:
+    """Send a byte. Returns whether the server keeps the connection."""
+    try:
+        if more:
+            connection.send(more)
+        return connection.recv(65536, socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def test_two_hundred_slow_clients_block_nobody_and_are_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bodies, "MIN_BYTES_PER_S", 10_000)
+    with live({"max_sessions": 2}, patience_s=3) as here, contextlib.ExitStack() as stack:
+        slow = [(stack.enter_context(connected(here)), STARTS[number % 5]) for number in range(200)]
+        for connection, start in slow:
+            connection.sendall(start)
+        answered_beside = 0
+        until = time.monotonic() + 60
+        while slow:
+            assert time.monotonic() < until, f"{len(slow)} are still there"
+            assert here.chat("Hello", max_tokens=1).choices
+            slow = [one for one in slow if still_open(one[0], one[1] and b"x")]
+            answered_beside = max(answered_beside, len(slow))
+        assert answered_beside > 100
+        assert here.gauge("infinipot_running") == here.gauge("infinipot_waiting") == 0
+        assert here.http.get("/v1/pots").json()["data"] == []
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 def test_an_answer_that_is_not_fetched_ends() -> None:
     """Not before the kernel's buffers are full, too: they are small here, and probabilities fill them."""
     asked = {
@@ -281,7 +326,7 @@ def test_too_many_connections(
 
 
 def test_without_file_handles_the_log_stays_short(caplog: pytest.LogCaptureFixture) -> None:
-    seldom, loop = connections.ThrottledLog(), asyncio.new_event_loop()
+    seldom, loop = ThrottledLog(), asyncio.new_event_loop()
     for _ in range(1000):
         seldom.on_problem(
             loop,

@@ -79,9 +79,14 @@ def tiny() -> tuple[Any, Any]:
 
 @contextmanager
 def live(
-    settings: dict[str, Any] | None = None, *, buffer_bytes: int = 0, **options: Any
+    settings: dict[str, Any] | None = None,
+    *,
+    buffer_bytes: int = 0,
+    wait: str = "/ready",
+    **options: Any,
 ) -> Iterator[Live]:
-    """Settings and options of the service. buffer_bytes: of the kernel, for what is sent; 0 for its default."""
+    """Settings and options of the service. buffer_bytes: of the kernel, for what is sent; 0 for its default.
+    wait: the path that must say 200 before the block begins."""
     settings = {"config": CONFIG, "sampling": Sampling(max_tokens=40), **(settings or {})}
     service = Service("tiny", options.pop("load", tiny), Settings(**settings), **options)
     place = bound("127.0.0.1", 0)
@@ -94,7 +99,7 @@ def live(
     thread.start()
     here = Live(service, place.getsockname()[1])
     until = time.monotonic() + 120
-    while not (server.started and here.http.get("/health").status_code == 200):
+    while not (server.started and here.http.get(wait).status_code == 200):
         assert time.monotonic() < until
         time.sleep(0.01)
     try:

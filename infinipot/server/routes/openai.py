@@ -124,8 +124,10 @@ health_router = APIRouter()
 
 @health_router.get("/health", responses={503: ERRORS[503]})
 async def health(service: ServiceDep) -> dict[str, str]:
-    """Whether requests are served: 503 while the model is loading, and if nothing has gone on for
-    long although a request waits."""
+    """Whether the process works: 200 also while the model is loading. 503 after a failure, and if
+    nothing has gone on for long although a request waits."""
+    if service.loading:
+        return {"status": "loading", "model": service.name, "version": __version__}
     stuck_s = service.engine.stuck_s
     if stuck_s > STUCK_S:
         message = f"requests wait, and nothing has gone on for {stuck_s:.0f} seconds"
@@ -135,8 +137,8 @@ async def health(service: ServiceDep) -> dict[str, str]:
 
 @health_router.get("/ready", responses={429: ERRORS[429], 503: ERRORS[503]})
 async def ready(service: ServiceDep) -> dict[str, str]:
-    """Whether a new request would be taken now: also refused while the server stops, or the queue
-    is full."""
+    """Whether a new request would be taken now: refused while the model is loading, while the
+    server stops, and while the queue is full."""
     service.engine.scheduler.check()
     return await health(service)
 

@@ -67,8 +67,7 @@ async def stream(
     """Stream a text of any length, UTF-8, into a named pot. It is received as fast as it is read,
     and never held whole. A document (PDF, HTML, DOCX, EPUB, e-mail) is converted first."""
     kind = request.headers.get("content-type", "")
-    most = service.access.max_body_bytes
-    text = body_text(request.stream(), kind, "the text", most)
+    text = body_text(request.stream(), kind, "the text", service.documents)
     return await Upload(service, name, options).read(text)
 
 
