@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 GROUPS = {
-    "Reading": ("file", "pot", "save_pot", "output", "system", "raw", "special_tokens", "prefill"),
+    "Reading": (
+        "file",
+        "pot",
+        "save_pot",
+        "resume",
+        "private",
+        "output",
+        "system",
+        "raw",
+        "special_tokens",
+        "prefill",
+    ),
     "Answering": (
         "prompt",
         "json",
@@ -61,6 +72,8 @@ EVERYDAY = (
     "file",
     "pot",
     "save_pot",
+    "resume",
+    "private",
     "output",
     "system",
     "prompt",
@@ -98,7 +111,7 @@ EXAMPLES = {
     ),
     "chat": (
         "infinipot chat smollm2 -f notes/ --save-pot notes.pot",
-        "infinipot chat smollm2 --pot notes.pot --temperature 0.7",
+        "infinipot chat -c",
     ),
     "distill": (
         "infinipot distill smollm2 -f book.txt -o book.pot",

@@ -46,6 +46,12 @@ class SessionView:
         return self._reader.stats
 
     @property
+    def tokens_given(self) -> int:
+        """Tokens of the texts that `append` has got from its tokenizer so far: those read, and those
+        that wait to be read."""
+        return self._reader.tokens_given
+
+    @property
     def finish_reason(self) -> str | None:
         """How the newest answer as text ended: `stop`, or `length`, cut at max_tokens. None before
         its end."""
