@@ -77,14 +77,14 @@ def chat(
     source = None
     if file:
         source = Source(*file)
-    job = prepare(options, source=source, question=None, pot=pot, save=save_pot)
-    if job.config.prefill == "whole":
-        raise BadUse(
-            "prefill whole distils once for each answer, so a chat has no pot to go on with: "
-            "leave it out, or ask with generate"
-        )
     screen = new_screen(options.quiet, private)
     with screen.open():
+        job = prepare(options, source=source, question=None, pot=pot, save=save_pot)
+        if job.config.prefill == "whole":
+            raise BadUse(
+                "prefill whole distils once for each answer, so a chat has no pot to go on with: "
+                "leave it out, or ask with generate"
+            )
         session = open_session(job, talk.model)
         if job.source is not None:
             read(job, session)

@@ -117,6 +117,10 @@ EXAMPLES = {
         "infinipot distill smollm2 -f book.txt -o book.pot",
         "infinipot distill smollm2 -f 'docs/*.md' -o docs.pot --preset facts",
     ),
+    "ask": (
+        'infinipot ask book.pot "Who hid the letter?"',
+        "echo 'Who hid it?' | infinipot ask book.pot --model models/qwen.gguf --json",
+    ),
     "info": ("infinipot info book.pot", "infinipot info book.pot --json"),
     "policies": ("infinipot policies", "infinipot policies snapkv"),
     "serve": (

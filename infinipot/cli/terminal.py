@@ -180,7 +180,8 @@ def hold_keys() -> Callable[[], None]:
     held[3] &= ~(termios.ECHO | termios.ICANON)
     held[3] |= termios.NOFLSH  # Ctrl-C leaves what was typed
     termios.tcsetattr(number, termios.TCSANOW, held)
-    return lambda: termios.tcsetattr(number, termios.TCSANOW, before)
+    # keys for a chat that has ended are no commands for the shell
+    return lambda: termios.tcsetattr(number, termios.TCSAFLUSH, before)
 
 
 def send(event: KeyPressEvent) -> None:

@@ -34,6 +34,8 @@ class Wrapper:
         self.gap = ""
         """White space that waits for the next word."""
         self.word = ""
+        self.open = False
+        """Whether the last word, longer than a line, goes on."""
         self.line = ""
         """The start of the text's own line, which may be a fence."""
         self.code = False
@@ -52,23 +54,26 @@ class Wrapper:
         if cell_len(letter) > 1:  # scripts without spaces break anywhere
             self._end_word()
         self.word += letter
-        if cell_len(self.word) >= self.width():
+        if cell_len(self.word) > self.width():  # the terminal breaks it
             self._end_word()
+            self.open = True
 
     def _end_word(self) -> None:
         if not self.word:
             return
         self.line = (self.line + self.gap + self.word)[:80]
         size = cell_len(self.word)
-        fits = self.column + cell_len(self.gap) + size <= self.width()
-        if self.code or fits or not self.column:
+        end = self.column + cell_len(self.gap) + size
+        goes_on = self.open and not self.gap
+        if self.code or goes_on or end <= self.width() or not self.column:
             self.write(self.gap + self.word)
-            self.column += cell_len(self.gap) + size
+            self.column = end
         else:
             self.write("\n" + self.word)
             self.column = size
         self.gap = ""
         self.word = ""
+        self.open = False
 
     def _end_line(self) -> None:
         self._end_word()
