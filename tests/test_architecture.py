@@ -15,6 +15,7 @@ LAYERS = """
 checks compat kernels catalysts optional machine
 scoring text
 cache policies
+option_types
 model
 config
 engine

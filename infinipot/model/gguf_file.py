@@ -14,7 +14,6 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from infinipot.model.folder import check_file
 
-
 TOGETHER = 8
 """Rows that gguf unpacks as one, where their number allows: it is much faster with longer rows."""
 
