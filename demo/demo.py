@@ -17,10 +17,10 @@ fits: the whole text does not). The last shows what the model can do at best.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
+import textwrap
 import time
 import warnings
 from dataclasses import dataclass
@@ -125,19 +125,14 @@ class Progress:
         if now - self.shown < (0.2 if live else EVERY_S):
             return
         self.shown = now
-        read = self.session.stats.tokens_read
-        left = (now - self.started) * (self.whole / max(read, 1) - 1)
+        read = min(self.session.stats.tokens_read, self.whole)  # the template's tokens, too
+        left = (now - self.started) * (self.whole / read - 1)
         line = f"  {read:,} of {self.whole:,} tokens read, about {left:.0f} s left"
         print(f"\r\x1b[K{line}" if live else line, end="" if live else "\n", flush=True)
 
     def close(self) -> None:
         if sys.stdout.isatty():
             print("\r\x1b[K", end="", flush=True)
-
-
-def short(reply: str) -> str:
-    line = " ".join(reply.split())
-    return line if len(line) <= 90 else line[:87] + "..."
 
 
 def ask_all(text: str, asked: list[Question], pot: Session, truncated: Session) -> list[dict]:
@@ -154,8 +149,9 @@ def ask_all(text: str, asked: list[Question], pot: Session, truncated: Session) 
             reply = session.ask(question.text, max_tokens=MAX_TOKENS)
             row[name] = question.right(reply)
             row[f"{name}_reply"] = reply
-            mark = "right" if row[name] else "wrong"
-            print(f"   {name:9} {mark}  {short(reply)}", flush=True)
+            start = f"   {name:9} {'right' if row[name] else 'wrong'}  "
+            line = " ".join(reply.split())
+            print(textwrap.fill(start + line, 110, subsequent_indent=" " * len(start)), flush=True)
         rows.append(row)
     return rows
 
@@ -174,8 +170,14 @@ pot {stats.pot_bytes / mib:,.0f} MiB; a full cache of the same text {stats.full_
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Questions about a text longer than the model's window.")
-    parser.add_argument("--record", type=Path, help="append what was measured to this .jsonl file")
+    parser = argparse.ArgumentParser(
+        description="Questions about a text longer than the model's window."
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="add what was measured to benchmarks/results/demo.jsonl",
+    )
     record = parser.parse_args().record
     print("Loading SmolLM2-135M-Instruct (embedded) ...", flush=True)
     model, tokenizer = load("smollm2")
@@ -187,7 +189,9 @@ def main() -> None:
     total = len(tokenizer.encode(text))
     window = model.config.max_position_embeddings
     version = sys.version.split()[0]
-    print(f"Reading Python {version}'s reference, topics {FIRST_TOPIC} to {last}: {total:,} tokens.")
+    print(
+        f"Reading Python {version}'s reference, topics {FIRST_TOPIC} to {last}: {total:,} tokens."
+    )
     size = PotConfig().pot_size
     print(f"The model's window is {window:,} tokens, the pot holds {size:,} entries.", flush=True)
     session = Session(model, tokenizer)
@@ -200,13 +204,12 @@ def main() -> None:
     truncated.append(text)
     rows = ask_all(text, asked, session, truncated)
     report(rows, session.stats, took)
-    if record is not None:
+    if record:
         sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-        from machine import machine
+        from machine import keep
 
-        result = {"benchmark": "demo", "machine": machine(), "python": version, "tokens": total, "pot_size": size, "read_s": took, "rows": rows}
-        with record.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+        result = {"benchmark": "demo", "python": version, "tokens": total, "pot_size": size}
+        keep("demo", {**result, "read_s": took, "cpu_s": time.process_time(), "rows": rows})
 
 
 if __name__ == "__main__":

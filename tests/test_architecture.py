@@ -21,7 +21,7 @@ config
 engine
 session custom_generate pot_file
 server eval bench
-cli
+cli llm_plugin
 """
 """A line imports from those above it, and within itself."""
 

@@ -83,6 +83,16 @@ class Session(SessionAnswers):
             for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
                 self._read(dialogue, ids, catalyst, progress, more)
 
+    def recall(self, message: str, answer: str) -> None:
+        """Read a message and the answer that it got elsewhere, as `chat` leaves both in the pot."""
+        with self._reader.reading():
+            dialogue = self._dialogue_for(raw=False)
+            catalyst = new_catalyst(self._reader, dialogue, None, settles=True)
+            ids = dialogue.question(message) + dialogue.ids(answer)
+            self._begin(dialogue)
+            self._read(dialogue, ids, catalyst, None, more=False)
+            dialogue.note_answer()
+
     def append_part(self, ids: list[int], question: Question, most: int, more: bool) -> int:
         """Read the first of these ids: at most `most`, and only up to the next distillation.
 
