@@ -47,7 +47,7 @@ def register_models(register: Any) -> None:
 def register_commands(cli: Any) -> None:
     import click
 
-    @cli.group(name="infinipot")  # type: ignore[untyped-decorator, unused-ignore]
+    @cli.group(name="infinipot")
     def commands() -> None:
         """Models that read text without end in a pot of fixed size."""
 
@@ -107,9 +107,7 @@ class PotModel(llm.Model):  # type: ignore[misc]
         self.live: tuple[Any, Session] | None = None
         """The last conversation, by its past, and its session: `llm chat` goes on from it."""
 
-    def execute(
-        self, prompt: Any, stream: bool, response: Any, conversation: Any
-    ) -> Iterator[str]:
+    def execute(self, prompt: Any, stream: bool, response: Any, conversation: Any) -> Iterator[str]:
         try:
             yield from self._answer(prompt, response)
         except (ValueError, TypeError, OSError) as problem:

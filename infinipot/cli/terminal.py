@@ -108,7 +108,7 @@ class TerminalScreen(Screen):
         finally:
             self._paste(PASTE_ON)
         check_utf8("the message", message)
-        return str(message)
+        return str(message).rstrip("\r\n")
 
     def show(self, piece: str) -> None:
         self._clear_mark()

@@ -244,9 +244,16 @@ def test_ask(run: Any, model: str, book: str, tmp_path: Path, monkeypatch: Any) 
     assert main(["distill", model, "-f", book, "-o", str(pot), *POT, "--quiet"]) == 0
     before = pot.read_bytes()
     expected = run("generate", model, "--pot", pot, "-p", "Who?", "--max-tokens", 5)[1]
-    code, out, _ = run("ask", pot, "Who?", "--model", model, "--max-tokens", 5)
-    assert (code, out) == (0, expected)
+    code, text, _ = run("ask", pot, "Who?", "--model", model, "--max-tokens", 5)
+    assert (code, text) == (0, expected)
     assert pot.read_bytes() == before
+    out, into = os.pipe()
+    os.write(into, b"Who?\n")
+    os.close(into)
+    with open(out) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        assert run("ask", pot, "--model", model, "--max-tokens", 5)[:2] == (0, expected)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
     code, _, err = run("ask", pot, "Who?")
     assert (code, "give this model with --model" in err) == (2, True)
     code, _, err = run("ask", pot, "--model", model)
