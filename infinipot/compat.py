@@ -44,6 +44,20 @@ def check_version() -> None:
         )
 
 
+def unwrapped(model: Any) -> Any:
+    """The model inside the wrapper of torch.compile or of PEFT. Adapters work inside the model.
+    Raises ValueError for learned prompts (PEFT), which stand before a text."""
+    model = getattr(model, "_orig_mod", model)
+    if not hasattr(model, "peft_config") or not hasattr(model, "get_base_model"):
+        return model
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise ValueError(
+            f"{type(model).__name__} has a learned prompt ({model.active_peft_config.peft_type}), "
+            "which a pot cannot hold: use an adapter of another kind, such as LoRA"
+        )
+    return unwrapped(model.get_base_model())
+
+
 def cache_argument(model: PreTrainedModel) -> str:
     """The name of the cache in the model's forward: `cache` since 5.24, else `past_key_values`."""
     if "cache" in inspect.signature(type(model).forward).parameters:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infinipot.cache.storage import QUANTISED
 from infinipot.checks import (
@@ -23,6 +23,11 @@ from infinipot.checks import (
 from infinipot.policies.base import Policy
 from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.registry import OPTIONS, POLICIES, renamed, with_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from infinipot.option_types import PolicyName, PotChanges, PotOptions
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"novelty": 0.5, "pool": 0, "recent": 0, "distill_to": 0.5},
@@ -117,15 +122,17 @@ class PotConfig:
     """Most tokens in one forward pass of reading. It changes the memory for activations;
     results differ by rounding only. None: 512, on a GPU 2048."""
 
-    def __init__(self, *, policy: str | Policy = "infinipot", **options: Any) -> None:
+    def __init__(
+        self, *, policy: PolicyName | Policy = "infinipot", **options: Unpack[PotOptions]
+    ) -> None:
         if "coverage" in options:
             raise ValueError(GONE["coverage"])
-        options = resolved(options, type(self).pot_size)
+        given = resolved(options, type(self).pot_size)
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, options.pop(field.name, field.default))
+            object.__setattr__(self, field.name, given.pop(field.name, field.default))
         if isinstance(self.layer_budget, list):
             object.__setattr__(self, "layer_budget", tuple(self.layer_budget))
-        object.__setattr__(self, "policy", with_options(policy, options))
+        object.__setattr__(self, "policy", with_options(policy, given))
         self._check_names()
         self._check_sizes()
 
@@ -138,7 +145,7 @@ class PotConfig:
             return getattr(policy, name)
         raise AttributeError(f"PotConfig has no option {name!r}")
 
-    def replace(self, **options: Any) -> PotConfig:
+    def replace(self, **options: Unpack[PotChanges]) -> PotConfig:
         """A copy with other options, of the config or the policy, or with those of a preset. A new
         policy starts from its own defaults."""
         return dataclasses.replace(self, **resolved(options, self.pot_size))

@@ -4,7 +4,8 @@ pot=PotConfig(...))."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from infinipot.cache.pot import Pot
 from infinipot.compat import streamer_given
 from infinipot.config import PotConfig
 from infinipot.engine.decode import InvalidLogits, advance, predict
@@ -59,27 +61,43 @@ def generate(
     without a chat template, row by row; answers are decoded together. Sampling, processors and
     stopping criteria are those of transformers. runner: a ModelRunner of this model to reuse; a new
     one inspects the model first, and records CUDA graphs anew. host: its old name. contrast_ids: the
-    tokens of pot's `contrast`.
+    tokens of pot's `contrast`. A streamer is ended also after an error.
     """
+    streamer = streamer_given()
     if host is not None:
         warning = "generate(host=...) is now generate(runner=...)"
         warnings.warn(warning, DeprecationWarning, stacklevel=2)
         runner = runner or host
-    _check_decoding(generation_config)
-    _check_inputs(model_kwargs)
-    config = _checked(pot, len(contrast_ids))
+    picks = _Picks(logits_processor, stopping_criteria, generation_config, streamer)
+    with _ended(streamer):
+        _check_decoding(generation_config)
+        _check_inputs(model_kwargs)
+        config = _checked(pot, len(contrast_ids))
+        runner = _runner(runner, model)
+        rows = list(input_ids)
+        if (mask := model_kwargs.get("attention_mask")) is not None:
+            rows = [row[mask[number].bool()] for number, row in enumerate(rows)]
+        max_tokens = generation_config.max_length - input_ids.shape[1]
+        generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]
+        return _decode(generations, input_ids, picks)
+
+
+@contextmanager
+def _ended(streamer: Any) -> Iterator[None]:
+    """Ends a streamer afterwards: who waits for its next piece would wait for ever."""
+    try:
+        yield
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
+def _runner(runner: ModelRunner | None, model: PreTrainedModel) -> ModelRunner:
     if runner is not None and runner.model is not model:
         raise ValueError(
             "runner is that of another model: give ModelRunner(model) of this one, or leave it out"
         )
-    runner = runner or ModelRunner(model)
-    rows = list(input_ids)
-    if (mask := model_kwargs.get("attention_mask")) is not None:
-        rows = [row[mask[number].bool()] for number, row in enumerate(rows)]
-    max_tokens = generation_config.max_length - input_ids.shape[1]
-    generations = [_generation(runner, row, config, contrast_ids, max_tokens) for row in rows]
-    picks = _Picks(logits_processor, stopping_criteria, generation_config, streamer_given())
-    return _decode(generations, input_ids, picks)
+    return runner or ModelRunner(model)
 
 
 def _check_decoding(config: GenerationConfig) -> None:
@@ -102,6 +120,13 @@ def _check_inputs(model_kwargs: dict[str, Any]) -> None:
             raise ValueError(
                 f"{name} is not possible on a pot, which reads token ids only: "
                 "give input_ids; leave images, video and sound out"
+            )
+    for name in ("past_key_values", "cache"):
+        cache = model_kwargs.get(name)
+        if isinstance(cache, Pot) or (cache is not None and cache.get_seq_length()):
+            raise ValueError(
+                "past_key_values with entries is not possible on a pot, which reads the whole prompt: "
+                "leave it out; to go on from a pot, use session.ask or session.chat"
             )
 
 
@@ -183,8 +208,6 @@ def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor
     finally:
         for generation in live.values():
             generation.end()
-        if picks.streamer is not None:
-            picks.streamer.end()
     return ids
 
 

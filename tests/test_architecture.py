@@ -15,12 +15,13 @@ LAYERS = """
 checks compat kernels catalysts optional machine
 scoring text
 cache policies
+option_types
 model
 config
 engine
 session custom_generate pot_file
 server eval bench
-cli
+cli llm_plugin
 """
 """A line imports from those above it, and within itself."""
 

@@ -129,6 +129,23 @@ def test_chat_becomes_part_of_the_pot() -> None:
     assert all(head[:pinned] == list(range(pinned)) for layer in kept(one) for head in layer)
 
 
+def test_recall_is_a_chat_that_was_held_elsewhere() -> None:
+    answer = "Nobody but the dog saw it."
+    ids = make_tokenizer().encode(answer, add_special_tokens=False)
+    held = session()
+    told = session()
+    for message in ("Who saw it?", "Who saw it, and when? " * 12):
+        words = iter(ids)
+        options = {"keep": True, "aware": False, "stop_ids": set()}
+        pick = lambda logits, words=words: next(words)  # noqa: E731
+        list(held.stream_ids(message, max_tokens=len(ids), pick=pick, **options))
+        told.recall(message, answer)
+        assert state(held)[2:] == state(told)[2:]
+    assert held.stats.distillations
+    assert torch.allclose(told.logits, held.logits, atol=1e-4)
+    assert held.chat("Why?", max_tokens=8) == told.chat("Why?", max_tokens=8)
+
+
 def test_template_stands_where_transformers_puts_it() -> None:
     tokenizer = make_tokenizer()
     seen: list[int] = []

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infinipot.cache.at_work import GuardedCache
 from infinipot.cache.bookkeeping import NEWEST, SAVED, Bookkeeping
 from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
@@ -20,7 +21,6 @@ from infinipot.cache.recurrent import new_layer
 from infinipot.cache.rope import Rotation, copies
 from infinipot.cache.sizes import PotSizes
 from infinipot.cache.storage import Block
-from infinipot.compat import Cache
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Mark:
         return self.books.distillations
 
 
-class Pot(PotSizes, Bookkeeping, Cache):
+class Pot(PotSizes, Bookkeeping, GuardedCache):
     """The entries of all layers and their bookkeeping. Only the pot writes to them."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Pot(PotSizes, Bookkeeping, Cache):
             if window is None:
                 size = next(sizes)
             layers.append(new_layer(window, count, rotation, size, *how))
-        Cache.__init__(self, layers=layers)
+        GuardedCache.__init__(self, layers=layers)
         newest = torch.zeros(1, NEWEST, dtype=torch.long, device=device)
         Bookkeeping.__init__(self, last_ids=newest)
         self.rotations = rotations

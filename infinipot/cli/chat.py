@@ -1,28 +1,32 @@
-"""infinipot chat: a line in, an answer out."""
+"""infinipot chat: a message in, an answer out."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infinipot.cli.app import Model, SavedPot, TextFiles, app
 from infinipot.cli.command_options import CommandOptions, takes
-from infinipot.cli.console import BadUse, Failure, check_utf8, put, say
+from infinipot.cli.console import BadUse, Failure
 from infinipot.cli.options import COMMON, POT, SAMPLING
+from infinipot.cli.slash import UnknownCommand, help_lines, parse
 from infinipot.cli.source import Source
+from infinipot.cli.state import Talk, kept_pot, kept_talk, make_folder, write_talk
 
 if TYPE_CHECKING:
     from infinipot import Session
+    from infinipot.cli.conversation import Conversation
+    from infinipot.cli.screen import Screen
     from infinipot.cli.session import Job
 
-HELP = (
-    "/stats what was read and how much memory it takes · /save FILE save the pot · "
-    "/quit or Ctrl-D leave · Ctrl-C stop an answer"
-)
 NewPot = Annotated[
     Path | None,
     typer.Option(
@@ -31,6 +35,21 @@ NewPot = Annotated[
         help="Save the pot here, after reading and when the chat ends.",
     ),
 ]
+Resume = Annotated[
+    bool, typer.Option("-c", "--resume", "--continue", help="Go on with the newest conversation.")
+]
+Private = Annotated[
+    bool,
+    typer.Option("--private", help="Keep neither what is typed nor the conversation for -c."),
+]
+
+
+class CommandFailed(Exception):
+    """A command inside the chat could not be run. The chat goes on."""
+
+
+class HungUp(Exception):
+    """The terminal was closed, or the program was asked to end."""
 
 
 @app.command("chat")
@@ -41,108 +60,174 @@ def chat(
     file: TextFiles = None,
     pot: SavedPot = None,
     save_pot: NewPot = None,
+    resume: Resume = False,
+    private: Private = False,
 ) -> int:
-    """Talk, without end, in a pot of fixed size. A line is a message; /help lists the commands."""
+    """Talk, without end, in a pot of fixed size. /help lists the commands inside. What is piped in
+    has one message a line."""
     from infinipot.cli.session import open_session, prepare, read
 
     if "-" in (file or ()):
         raise BadUse(
             "-f - would read the text from stdin, where the messages come from: give a file"
         )
+    talk = Talk(model)
+    if resume:
+        talk, pot = resumed(model, pot)
     source = None
     if file:
         source = Source(*file)
-    job = prepare(options, source=source, question=None, pot=pot, save=save_pot)
-    if job.config.prefill == "whole":
-        raise BadUse(
-            "prefill whole distils once for each answer, so a chat has no pot to go on with: "
-            "leave it out, or ask with generate"
-        )
-    session = open_session(job, model)
-    if job.source is not None:
-        read(job, session)
-    talk(job, session)
+    screen = new_screen(options.quiet, private)
+    with screen.open():
+        job = prepare(options, source=source, question=None, pot=pot, save=save_pot)
+        if job.config.prefill == "whole":
+            raise BadUse(
+                "prefill whole distils once for each answer, so a chat has no pot to go on with: "
+                "leave it out, or ask with generate"
+            )
+        session = open_session(job, talk.model)
+        if job.source is not None:
+            read(job, session)
+        run(job, session, screen, talk, keeps=not private)
     return 0
 
 
-def talk(job: Job, session: Session) -> None:
-    """Answer messages until the input ends. Then save the pot if the command asks for it."""
-    from infinipot.cli.session import report, save
-
-    interactive = sys.stdin.isatty()
-    if interactive and not job.options.quiet:
-        say("a line is a message; /help, /quit")
-    while True:
-        line = next_line(interactive)
-        if line is None and interactive:
-            print(file=sys.stderr)
-        if line is None:
-            break
-        if line.startswith("/"):
-            if not command(line, session):
-                break
-        elif line.strip():
-            reply(job, session, line, interactive)
-    if job.save is not None:
-        say(save(job, session))
-    report(job, session)
+def resumed(model: str, pot: Path | None) -> tuple[Talk, Path]:
+    """The newest conversation and its pot. model: empty, or that of the conversation."""
+    talk = kept_talk()
+    if pot is not None:
+        raise BadUse("-c goes on with the newest conversation, --pot from a saved pot: give one")
+    if model not in ("", talk.model):
+        raise BadUse(
+            f"the newest conversation is with {talk.model}, not {model}: leave out the model, or -c"
+        )
+    return talk, kept_pot()
 
 
-def reply(job: Job, session: Session, message: str, interactive: bool) -> None:
-    """Answer one message. On a terminal a message that cannot be answered does not end the chat."""
-    from infinipot.cli.answer import answer, report_cut
+def new_screen(quiet: bool, private: bool) -> Screen:
+    """A terminal if the user sits at one, else lines from stdin."""
+    from infinipot.cli.screen import Screen
 
+    if not (sys.stdin.isatty() and (sys.stderr.isatty() or sys.stdout.isatty())):
+        return Screen()
+    from infinipot.cli.terminal import TerminalScreen
+
+    return TerminalScreen(private, quiet)
+
+
+def run(job: Job, session: Session, screen: Screen, talk: Talk, *, keeps: bool) -> None:
+    """Answer messages until the input ends. Then save the pot where the command asks for it, and
+    for -c if `keeps`."""
+    from infinipot.cli.conversation import Conversation
+    from infinipot.cli.session import save, statistics
+
+    conversation = Conversation(job, session, screen, talk)
+    screen.greet(talk, sizes(session))
     try:
-        answered = answer(session, message, job.sampling, put, aware=False)
-    except ValueError as problem:
-        if not interactive:
-            raise
-        say(str(problem))
-    else:
-        put("\n")
-        report_cut(answered, job.options)
-
-
-def next_line(interactive: bool) -> str | None:
-    """The next message; None at the end of the input, or after Ctrl-C at the prompt."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        if interactive and sys.stdout.isatty():
-            import readline  # noqa: F401  (editing and history)
-
-            return input("> ")
-        if interactive:
-            print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        check_utf8("the message", line)
-        if line:
-            return line.rstrip("\r\n")
-        return None
-    except (EOFError, KeyboardInterrupt):
-        return None
-    except UnicodeDecodeError as problem:
-        raise BadUse(f"the message is not UTF-8: {problem}") from None
+        with contextlib.suppress(HungUp), hanging_up():
+            talk_on(conversation)
     finally:
-        signal.signal(signal.SIGINT, before)
+        if job.save is not None:
+            screen.note(save(job, conversation.session))
+        if not job.options.quiet:
+            screen.note(statistics(conversation.session))
+        if keeps and conversation.session.stats.tokens_read:
+            keep(conversation)
 
 
-def command(line: str, session: Session) -> bool:
-    """Run a line that begins with /. Returns whether the chat goes on."""
-    from infinipot.cli.session import statistics, write
+def sizes(session: Session) -> str:
+    """What the header says of the pot."""
+    pot = "no bound"
+    if session.pot.size is not None:
+        pot = f"pot of {session.pot.size:,} entries"
+    if session.stats.tokens_read:
+        pot += f", {session.stats.tokens_read:,} tokens read"
+    return pot
 
-    word, _, rest = line.strip().partition(" ")
-    if word == "/quit":
-        return False
-    if word == "/stats":
-        say(statistics(session))
-    elif word == "/save" and rest.strip():
+
+@contextlib.contextmanager
+def hanging_up() -> Iterator[None]:
+    """Raise HungUp when the terminal is closed: what was said is kept then."""
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        raise HungUp
+
+    numbers = [signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])]
+    before = {number: signal.signal(number, hang_up) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def talk_on(conversation: Conversation) -> None:
+    """Take messages until the input ends, or until /exit."""
+    screen = conversation.screen
+    goes_on = True
+    while goes_on:
         try:
-            write(session, rest.strip())
-            say(f"pot saved in {rest.strip()}")
-        except Failure as problem:
-            say(str(problem))
-    elif word == "/help":
-        say(HELP)
+            goes_on = take_message(conversation)
+        except (UnknownCommand, CommandFailed) as problem:
+            screen.note(str(problem))
+        except KeyboardInterrupt:
+            if not screen.interactive:
+                raise
+            screen.note("stopped at once; all is as it was before")
+        except (BadUse, ValueError) as problem:
+            if not screen.interactive:
+                raise
+            screen.note(str(problem))
+
+
+def take_message(conversation: Conversation) -> bool:
+    """Answer a message, or run a command. Returns whether the chat goes on."""
+    message = conversation.screen.next_message()
+    if message is None:
+        return False
+    command = parse(message)
+    if command is None:
+        if message.strip():
+            conversation.reply(message)
+        return True
+    try:
+        return obey(conversation, *command)
+    except (BadUse, Failure, ValueError) as problem:
+        raise CommandFailed(str(problem)) from None
+
+
+def obey(conversation: Conversation, name: str, text: str) -> bool:
+    """Run a command. Returns whether the chat goes on."""
+    from infinipot.cli.session import statistics
+
+    screen = conversation.screen
+    if name == "exit":
+        return False
+    if name == "help":
+        screen.show_rows(help_lines())
+    elif name == "stats":
+        screen.note(statistics(conversation.session))
+    elif name in ("undo", "clear"):
+        getattr(conversation, name)()
     else:
-        say(f"{word} is not known ({HELP}). A message that begins with / needs a space before it")
+        getattr(conversation, name)(text)
     return True
+
+
+def keep(conversation: Conversation) -> None:
+    """Keep the conversation for -c. A disk that is full ends no chat with an error."""
+    from infinipot.cli.session import write
+
+    talk = conversation.talk
+    if os.path.exists(talk.model):
+        talk = Talk(os.path.abspath(talk.model), talk.turns)
+    try:
+        make_folder()
+        write(conversation.session, kept_pot())
+        kept_pot().chmod(0o600)
+        write_talk(talk)
+    except (OSError, Failure) as problem:
+        conversation.screen.note(f"the conversation is not kept for infinipot chat -c: {problem}")
+        return
+    if conversation.screen.interactive and not conversation.job.options.quiet:
+        conversation.screen.note("infinipot chat -c goes on with this conversation")

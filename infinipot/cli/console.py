@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -102,6 +102,8 @@ class Interrupts:
         self._waiting = False
         self._note = ""
         self._before: Any = None
+        self.last_words: Callable[[], None] | None = None
+        """Called before the program ends at once."""
 
     def __enter__(self) -> None:
         self.pending = False
@@ -115,6 +117,8 @@ class Interrupts:
             self._clear()
             os.write(2, b"infinipot: interrupted\n")
             if self._leave:
+                if self.last_words is not None:
+                    self.last_words()
                 os._exit(130)
             raise KeyboardInterrupt
         self.pending = True

@@ -47,8 +47,7 @@ def generate(
     json: Json = False,
 ) -> int:
     """Read a text and answer a question about it."""
-    from infinipot.cli.answer import answer, report_cut
-    from infinipot.cli.session import open_session, prepare, read
+    from infinipot.cli.session import prepare
     from infinipot.cli.source import source_of
 
     prompt = only_prompt(prompt, words)
@@ -59,15 +58,23 @@ def generate(
             "give a text with -f FILE or piped in, a question with -p, or both"
         )
     job = prepare(options, source=source, question=prompt, pot=pot, save=save_pot)
+    return respond(job, model, json)
+
+
+def respond(job: Job, model: str, json: bool) -> int:
+    """Read the text, answer the question, show the answer. Returns the exit code."""
+    from infinipot.cli.answer import answer, report_cut
+    from infinipot.cli.session import open_session, read
+
     session = open_session(job, model)
     read(job, session)
     if json:
-        reply = answer(session, prompt, job.sampling, show=lambda piece: None)
+        reply = answer(session, job.question, job.sampling, show=lambda piece: None)
         put(json_text(document(job, session, reply)) + "\n")
     else:
-        reply = answer(session, prompt, job.sampling, show=put)
+        reply = answer(session, job.question, job.sampling, show=put)
         put("\n")
-    report_cut(reply, options)
+    report_cut(reply, job.options)
     report(job, session, reply)
     if reply.stopped:
         return 130

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 GROUPS = {
-    "Reading": ("file", "pot", "save_pot", "output", "system", "raw", "special_tokens", "prefill"),
+    "Reading": (
+        "file",
+        "pot",
+        "save_pot",
+        "resume",
+        "private",
+        "output",
+        "system",
+        "raw",
+        "special_tokens",
+        "prefill",
+    ),
     "Answering": (
         "prompt",
         "json",
@@ -61,6 +72,8 @@ EVERYDAY = (
     "file",
     "pot",
     "save_pot",
+    "resume",
+    "private",
     "output",
     "system",
     "prompt",
@@ -99,11 +112,15 @@ EXAMPLES = {
     ),
     "chat": (
         "infinipot chat smollm2 -f notes/ --save-pot notes.pot",
-        "infinipot chat smollm2 --pot notes.pot --temperature 0.7",
+        "infinipot chat -c",
     ),
     "distill": (
         "infinipot distill smollm2 -f book.txt -o book.pot",
         "infinipot distill smollm2 -f 'docs/*.md' -o docs.pot --preset facts",
+    ),
+    "ask": (
+        'infinipot ask book.pot "Who hid the letter?"',
+        "echo 'Who hid it?' | infinipot ask book.pot --model models/qwen.gguf --json",
     ),
     "info": ("infinipot info book.pot", "infinipot info book.pot --json"),
     "policies": ("infinipot policies", "infinipot policies snapkv"),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 EVERY_S = 0.1
 EVERY_PLAIN_S = 10.0
 """How often progress is shown, on a terminal and elsewhere."""
+PART = " · "
+"""Stands between the parts of a line."""
 
 
 class Progress:
@@ -36,8 +38,8 @@ class Progress:
         if not self.live:
             say(line)
             return
-        width = shutil.get_terminal_size().columns - 1
-        print(CLEAR + line[:width], end="", file=sys.stderr, flush=True)
+        line = fitted(line, shutil.get_terminal_size().columns - 1)
+        print(CLEAR + line, end="", file=sys.stderr, flush=True)
         self.drawn = True
 
     def bar(self, share: float) -> str:
@@ -60,6 +62,7 @@ class ReadingProgress(Progress):
         self.session = session
         self.source = source
         self.before = session.stats.tokens_read
+        self.given_before = session.tokens_given
 
     def __call__(self) -> None:
         """The reader calls this after every chunk, when the pot is consistent. Ctrl-C stops it
@@ -78,12 +81,12 @@ class ReadingProgress(Progress):
             distillations(stats.distillations),
             f"{tokens / elapsed:,.0f} tok/s",
         ]
-        share = self.source.share(tokens)
+        share = self.source.share(tokens, self.session.tokens_given - self.given_before)
         if share is None:
-            return "reading " + " · ".join(parts)
+            return "reading " + PART.join(parts)
         left = elapsed * (1 - share) / max(share, 1e-9)
         parts.append(f"{int(left // 60)}:{int(left % 60):02} left")
-        return f"reading {self.bar(share)}{100 * share:3.0f} % · " + " · ".join(parts)
+        return f"reading {self.bar(share)}{100 * share:3.0f} %{PART}" + PART.join(parts)
 
 
 class SweepProgress(Progress):
@@ -117,7 +120,15 @@ class SweepProgress(Progress):
             )
         if title:
             parts.append(title)
-        return " · ".join(parts)
+        return PART.join(parts)
+
+
+def fitted(line: str, width: int) -> str:
+    """A line without those of its middle parts for which there is no room."""
+    parts = line.split(PART)
+    while len(PART.join(parts)) > width and len(parts) > 2:
+        parts.pop(-2)
+    return PART.join(parts)[:width]
 
 
 def distillations(count: int) -> str:

@@ -66,15 +66,21 @@ def prepare(
             config = saved_config(pot, options)
         stop = tuple(options["stop"] or ())
         sampling = Sampling(**{**options.fields_of(Sampling), "stop": stop})
-    needs_question = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
-    if source and needs_question and not question:
+    if source:
+        check_question(config, question)
+    if options["system"] and options["raw"]:
+        raise BadUse("--system needs the chat template, which --raw leaves out: give one of them")
+    return Job(options, config, sampling, source, question, pot, save)
+
+
+def check_question(config: PotConfig, question: str | None) -> None:
+    """Refuse to read a text without the question that is its catalyst."""
+    needed = config.policy.catalyst == "question" and "catalyst" in config.policy.needs()
+    if needed and not question:
         raise BadUse(
             "the catalyst is the question, but none is given while the text is read: "
             "give one with -p, or use --catalyst general"
         )
-    if options["system"] and options["raw"]:
-        raise BadUse("--system needs the chat template, which --raw leaves out: give one of them")
-    return Job(options, config, sampling, source, question, pot, save)
 
 
 def check_writable(verb: str, path: Path) -> None:

@@ -86,13 +86,12 @@ class Source:
             if name != "-":
                 file.close()
 
-    def share(self, tokens: int) -> float | None:
-        """The approximate share of the text that has been read after `tokens` tokens; None if the
-        size is unknown. Blocks are fetched ahead of the reading, so bytes fetched are an upper
-        bound, and so are four bytes a token."""
-        if self.size is None:
+    def share(self, tokens: int, given: int) -> float | None:
+        """The share of the text that has been read after `tokens` of its tokens; None if the size is
+        unknown. given: how many tokens the bytes fetched so far are."""
+        if self.size is None or not given:
             return None
-        return min(0.99, min(self.bytes_read, 4 * tokens) / self.size)
+        return min(0.99, self.bytes_read / self.size * tokens / given)
 
 
 def shown(name: str) -> str:

@@ -77,6 +77,8 @@ class Reader(Turns):
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
         self.read_s = self.answer_s = 0.0
+        self.tokens_given = 0
+        """Tokens of texts that `cycles` has got so far: those read, and those that wait."""
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
@@ -154,6 +156,7 @@ class Reader(Turns):
                 waiting += opening()
                 first = False
             waiting += ids
+            self.tokens_given += len(ids)
             count = self.until_full(catalyst)
             while count is None or len(waiting) > count:
                 yield waiting[:count], count is not None

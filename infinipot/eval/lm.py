@@ -20,6 +20,7 @@ from infinipot.custom_generate import PROMPT_END, generate
 from infinipot.eval.teacher_forcing import force
 from infinipot.model.load import load
 from infinipot.model.runner import ModelRunner
+from infinipot.option_types import DtypeName
 from infinipot.optional import LM, need
 from infinipot.policies import policy_of
 from infinipot.session import Session
@@ -47,7 +48,7 @@ class PotLM(HFLM):
         pretrained: Any,
         tokenizer: Any = None,
         device: str | None = None,
-        dtype: str | None = None,
+        dtype: DtypeName | None = None,
         **options: Any,
     ) -> None:
         policy = options.pop("policy", "infinipot")
@@ -151,7 +152,7 @@ class PotLM(HFLM):
             )
         if "catalyst" in config.policy.needs():
             # without a question the newest text is the catalyst
-            plain = {"catalyst": "plain", "contrast": None}
+            plain: dict[str, Any] = {"catalyst": "plain", "contrast": None}
             options = config.policy.options()
             config = config.replace(**{name: plain[name] for name in plain if name in options})
         session = Session(self.runner, None, config, template=False)

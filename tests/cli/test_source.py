@@ -41,6 +41,39 @@ def test_characters_across_blocks_and_a_byte_order_mark(
         assert f"byte {place} " in (text.problem or "")
 
 
+def test_progress_goes_by_what_is_tokenised(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the bytes are prose of some four bytes a token, half are digits, one byte a token."""
+    from infinipot import PotConfig, Session, load
+    from infinipot.cli.source import Source
+    from infinipot.text import files, tokens
+
+    monkeypatch.setattr(files, "BLOCK_BYTES", 128)
+    monkeypatch.setattr(tokens, "BLOCK", 128)
+    path = tmp_path / "log"
+    path.write_text(TEXT[:1200] + "2741 9358\n" * 120, "utf-8")
+    session = Session(*load(model), PotConfig(pot_size=128, distill_to=48, chunk_tokens=16))
+    source = Source(str(path))
+    whole = len(session.tokenizer.encode(path.read_text()))
+    seen = []
+
+    def progress() -> None:
+        read = session.stats.tokens_read
+        # after the prose its few tokens are half of the bytes
+        seen.append((source.share(read, session.tokens_given), read))
+
+    session.append(source, progress=progress)
+    prose = len(session.tokenizer.encode(TEXT[:1200]))
+    assert prose < whole / 3
+    for share, read in seen:
+        if read < prose:
+            true = read / prose / 2
+        else:
+            true = 0.5 + (read - prose) / (whole - prose) / 2
+        assert share == pytest.approx(true, abs=0.12), (read, prose, whole)
+
+
 def test_what_is_not_utf8_keeps_what_was_read(run: Any, model: str, tmp_path: Path) -> None:
     text = tmp_path / "latin1.txt"
     pot = tmp_path / "a.pot"

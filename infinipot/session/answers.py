@@ -1,0 +1,174 @@
+"""Ask a session: answers as text, as pieces, as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase
+
+from infinipot.checks import old_name
+from infinipot.config import Sampling
+from infinipot.engine.answer import Answer
+from infinipot.engine.decode import answer
+from infinipot.engine.generation import Generation
+from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.session.arguments import Question, fed, listed, sampling_of, uses_template
+from infinipot.session.catalyst import answer_catalyst
+from infinipot.session.view import SessionView
+from infinipot.text.chat_template import Dialogue
+from infinipot.text.pieces import Pieces
+from infinipot.text.tokens import checked
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from infinipot.option_types import SamplingOptions
+
+
+class SessionAnswers(SessionView):
+    """What a session says."""
+
+    tokenizer: PreTrainedTokenizerBase | None
+    system: str | None
+    template: bool | None
+    special_tokens: bool
+
+    def ask(
+        self,
+        question: Question = None,
+        *,
+        streamer: Any = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> str:
+        """Answer from the pot, and restore the pot. sampling: options of `Sampling`; greedy by
+        default. streamer: of transformers; it gets the tokens, and is ended also after an error."""
+        return "".join(self.stream(question, streamer=streamer, **sampling))
+
+    def chat(
+        self, message: str, *, streamer: Any = None, **sampling: Unpack[SamplingOptions]
+    ) -> str:
+        """Answer a message. Message and answer become part of the pot. Unless config says otherwise,
+        distillations use the general catalyst. streamer: as in `ask`."""
+        answer = self.stream(message, keep=True, aware=False, streamer=streamer, **sampling)
+        return "".join(answer)
+
+    def stream(
+        self,
+        question: Question = None,
+        *,
+        keep: bool = False,
+        aware: bool = True,
+        special_tokens: bool | None = None,
+        streamer: Any = None,
+        **sampling: Unpack[SamplingOptions],
+    ) -> Answer:
+        """Like `ask`, as an iterator of pieces, which may be stopped at any piece. keep, aware,
+        special_tokens: as in `generation`."""
+        how = {"keep": keep, "aware": aware, "special_tokens": special_tokens}
+        try:
+            return self._stream(question, sampling_of(sampling), how, streamer)
+        except BaseException:
+            if streamer is not None:  # who waits for its pieces would wait for ever
+                streamer.end()
+            raise
+
+    def _stream(
+        self, question: Question, options: Sampling, how: dict[str, Any], streamer: Any
+    ) -> Answer:
+        """how: keep, aware, special_tokens."""
+        if self.runner.sharded and options.temperature and options.seed is None:
+            raise ValueError(
+                "give a seed: every process of a model that is shared out must pick the same tokens"
+            )
+        if self.tokenizer is None:
+            raise ValueError(
+                "the session has no tokenizer to turn an answer into text: pass one, or use stream_ids"
+            )
+        pick = Sampler(options)
+        tokens = self.stream_ids(question, max_tokens=options.max_tokens, pick=pick, **how)
+        if streamer is not None:
+            tokens = fed(streamer, tokens)
+        reply = Answer(tokens, Pieces(self.tokenizer, options.stop), options.max_tokens)
+        self._reasons = reply.reasons
+        return reply
+
+    def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
+        """The answer's token ids, one by one, without the id that ends it. options: as in
+        `generation`."""
+        prompt, generation = self._prepare(question, **options)
+        return answer(self._reader, prompt, expected_progress=self._reader.progress, **generation)
+
+    def generation(self, question: Question = None, **options: Any) -> Generation:
+        """An answer that has not begun, for `decode.together`. The session is busy until its end.
+
+        max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
+        question and answer become part of the pot. aware: distillations for the answer use the
+        question as the catalyst. stop_ids: ids that end the answer; None: all that the model, its
+        tokenizer and the template name. special_tokens: instead of the session's.
+        """
+        prompt, generation = self._prepare(question, **options)
+        return Generation(self._reader, prompt, **generation)
+
+    turn = old_name("turn", "generation")
+
+    def _prepare(
+        self,
+        question: Question,
+        *,
+        keep: bool = False,
+        aware: bool = True,
+        stop_ids: set[int] | None = None,
+        special_tokens: bool | None = None,
+        **options: Any,
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The ids that are read before an answer, and the fields of its `GenerationOptions`.
+        options: max_tokens, pick."""
+        reader = self._reader
+        reader.check_idle()
+        question = listed(question)
+        if isinstance(question, list):
+            question = checked(question, self.runner.vocabulary)
+        dialogue = self._dialogue_for(isinstance(question, list), special_tokens)
+        prompt = dialogue.question(question)
+        if not prompt and self.pot.hidden is None:
+            raise ValueError(
+                "nothing has been read and nothing is asked: append a text or pass a question"
+            )
+        entries = len(prompt) + options["max_tokens"]
+        if not self._dialogue:
+            entries += len(dialogue.head())
+        catalyst = None
+        if keep or reader.plan.whole or not reader.fits(entries):
+            catalyst = answer_catalyst(reader, dialogue, question, aware=aware, keep=keep)
+        self._begin(dialogue)
+        if stop_ids is None:
+            stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()
+        settled = dialogue.note_answer
+        return prompt, {
+            **options,
+            "stop_ids": stop_ids,
+            "keep": keep,
+            "catalyst": catalyst,
+            "settled": settled,
+        }
+
+    def _dialogue_for(self, raw: bool, special_tokens: bool | None = None) -> Dialogue:
+        """The conversation, or a new one. raw: the next text is token ids. special_tokens: whether
+        they count in it; None: as in the session."""
+        dialogue = self._dialogue
+        if dialogue is None:
+            templated = uses_template(self.template, self.tokenizer, self.system, raw)
+            options = {"begins": not raw, "special_tokens": self.special_tokens}
+            dialogue = Dialogue(self.tokenizer, self.system, templated, **options)
+        if special_tokens is None:
+            special_tokens = self.special_tokens
+        dialogue.special_tokens = special_tokens
+        return dialogue
+
+    def _begin(self, dialogue: Dialogue) -> None:
+        """Read and pin the head of the chat template, once."""
+        if self._dialogue is None:
+            self._reader.check_room(None, len(dialogue.head()))
+            self._reader.pin(dialogue.head())
+            self._dialogue = dialogue
