@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import socket
 from typing import Any
@@ -52,6 +53,8 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service) -> None:
         self.service = service
         self.throttled_log = ThrottledLog()
+        self.frozen = False
+        """Whether the garbage collector leaves out what is loaded."""
         limits = {
             "patience_s": service.access.patience_s,
             "max_connections": max_connections(),
@@ -80,6 +83,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
+        if not self.frozen and not self.service.loading:
+            self.frozen = True
+            # a model's half a million objects stay: looking through them would stop all threads
+            gc.collect()
+            gc.freeze()
         return await super().on_tick(counter) or self.service.failure is not None
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
