@@ -70,6 +70,18 @@ def test_chat_in_a_terminal(model: str, state: Path, tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o77 for path in state.iterdir()] == [0, 0, 0]
 
 
+def test_a_terminal_that_closes_keeps_the_chat(model: str, state: Path) -> None:
+    pytest.importorskip("prompt_toolkit")
+    terminal = Terminal("chat", model, *POT, "--max-tokens", "5")
+    terminal.until("> ")
+    os.write(terminal.master, b"Hello\r")
+    terminal.until("the answer was cut")
+    terminal.child.send_signal(signal.SIGHUP)
+    os.close(terminal.master)
+    assert terminal.child.wait() == 0
+    assert '["Hello", "' in (state / "chat.json").read_text()
+
+
 def test_chat_with_piped_messages(say: Any, session: Session, book: str, tmp_path: Path) -> None:
     code, out, err = say(
         "Hello", "", "Who are you?", f"/save {tmp_path / 'x.pot'}", args=("-f", book)
