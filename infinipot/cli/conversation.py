@@ -177,7 +177,10 @@ class Conversation:
         if not text:
             raise BadUse("/file needs a path: /file notes.txt")
         check_question(self.job.config, None)
-        source = Source(*paths(text))
+        names = paths(text)
+        if "-" in names:
+            raise BadUse("/file - would read stdin, where the messages come from: give a file")
+        source = Source(*names)
         before = self._moment(self.session.fork())
         try:
             self._read(source)

@@ -94,13 +94,21 @@ def test_chat_with_piped_messages(say: Any, session: Session, book: str, tmp_pat
     assert (tmp_path / "x.pot").exists()
 
 
-def test_a_chat_goes_on(say: Any, session: Session, run: Any, state: Path, model: str) -> None:
+def test_a_chat_goes_on(
+    say: Any, session: Session, run: Any, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, _, err = say(args=("-c",))
     assert (code, "there is no conversation to go on with" in err) == (2, True)
     first = say("Hello")[1]
     assert first == session.chat("Hello", max_tokens=5) + "\n"
     assert say("And?", args=("-c",))[1] == session.chat("And?", max_tokens=5) + "\n"
     assert say("Not kept", args=("--private",))[0] == 0
+    monkeypatch.setenv("INFINIPOT_MODEL", "smollm2")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("More?\n"))
+    twin = session.fork()
+    code, out, err = run("chat", "-c", *POT, "--max-tokens", 5)
+    assert (code, out) == (0, twin.chat("More?", max_tokens=5) + "\n"), err
+    session = twin
     code, out, _ = say("More?", args=("-c",))
     assert out == session.chat("More?", max_tokens=5) + "\n"
     code, _, err = run("chat", "smollm2", "-c")
@@ -130,6 +138,7 @@ def test_the_pot_of_a_chat(say: Any, session: Session, book: str, tmp_path: Path
     saved = tmp_path / "s p.pot"
     lines = (
         "/file no/such",
+        "/file -",
         f"/file {book}",
         "One",
         f"/save {saved}",
@@ -156,6 +165,7 @@ def test_the_pot_of_a_chat(say: Any, session: Session, book: str, tmp_path: Path
     assert out == f"{one}\n{two}\n{three}\n{four}\n"
     for part in (
         "no file no/such",
+        "/file - would read stdin",
         "system prompt: Be brief.",
         "not a readable pot",
         "/file needs",
