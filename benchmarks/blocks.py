@@ -655,9 +655,24 @@ def measured() -> list[str]:
                 f"{growth:.4f}",
                 "`python benchmarks/flat_memory.py`",
             ],
+            demo_row(),
             *measured_speed(),
         ],
     )
+
+
+def demo_row() -> list[str]:
+    demo = records("demo")[-1]
+    rows = demo["rows"]
+    right = {
+        name: f"{sum(row[name] for row in rows)} of {len(rows)}"
+        for name in ("pot", "truncated", "page")
+    }
+    return [
+        f"questions at even places of {demo['tokens']:,} tokens of Python's reference, SmolLM2, pot {demo['pot_size']:,}",
+        f"right: {right['pot']}; truncated to the pot's size {right['truncated']}; full context, of the page alone {right['page']}",
+        "`make demo`",
+    ]
 
 
 def measured_speed() -> list[list[str]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -123,16 +121,21 @@ def run(job: Job, session: Session, screen: Screen, talk: Talk, *, keeps: bool) 
 
     conversation = Conversation(job, session, screen, talk)
     screen.greet(talk, sizes(session))
+    watch = TerminalWatch()
     try:
-        with contextlib.suppress(HungUp), hanging_up():
+        with watch:
             talk_on(conversation)
     finally:
+        notes = []
         if job.save is not None:
-            screen.note(save(job, conversation.session))
+            notes.append(save(job, conversation.session))
         if not job.options.quiet:
-            screen.note(statistics(conversation.session))
+            notes.append(statistics(conversation.session))
         if keeps and conversation.session.stats.tokens_read:
-            keep(conversation)
+            notes += keep(conversation)
+        if not watch.happened:
+            for note in notes:
+                screen.note(note)
 
 
 def sizes(session: Session) -> str:
@@ -145,20 +148,28 @@ def sizes(session: Session) -> str:
     return pot
 
 
-@contextlib.contextmanager
-def hanging_up() -> Iterator[None]:
-    """Raise HungUp when the terminal is closed: what was said is kept then."""
+class TerminalWatch:
+    """Inside, the end of the terminal ends the chat, and what was said is kept."""
 
-    def hang_up(number: int, frame: FrameType | None) -> None:
+    def __init__(self) -> None:
+        self.happened = False
+        self.numbers = [signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])]
+
+    def __enter__(self) -> None:
+        self.before = [signal.signal(number, self._handle) for number in self.numbers]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.happened = True
+        for one in self.numbers:  # the conversation is being kept
+            signal.signal(one, signal.SIG_IGN)
         raise HungUp
 
-    numbers = [signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])]
-    before = {number: signal.signal(number, hang_up) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    def __exit__(self, kind: type | None, problem: object, trace: object) -> bool:
+        """Whether the error is the end of the terminal, at which nothing can be shown any more."""
+        if not self.happened:
+            for number, handler in zip(self.numbers, self.before, strict=True):
+                signal.signal(number, handler)
+        return self.happened and isinstance(problem, (HungUp, OSError))
 
 
 def talk_on(conversation: Conversation) -> None:
@@ -214,8 +225,9 @@ def obey(conversation: Conversation, name: str, text: str) -> bool:
     return True
 
 
-def keep(conversation: Conversation) -> None:
-    """Keep the conversation for -c. A disk that is full ends no chat with an error."""
+def keep(conversation: Conversation) -> list[str]:
+    """Keep the conversation for -c. Returns what to tell. A disk that is full ends no chat with an
+    error."""
     from infinipot.cli.session import write
 
     talk = conversation.talk
@@ -227,7 +239,7 @@ def keep(conversation: Conversation) -> None:
         kept_pot().chmod(0o600)
         write_talk(talk)
     except (OSError, Failure) as problem:
-        conversation.screen.note(f"the conversation is not kept for infinipot chat -c: {problem}")
-        return
+        return [f"the conversation is not kept for infinipot chat -c: {problem}"]
     if conversation.screen.interactive and not conversation.job.options.quiet:
-        conversation.screen.note("infinipot chat -c goes on with this conversation")
+        return ["infinipot chat -c goes on with this conversation"]
+    return []

@@ -148,8 +148,10 @@ def settle_model(values: dict[str, Any], context: typer.Context, options: Comman
     if "words" in values and values["words"] is None and is_prose(values["model"]):
         values["words"] = values["model"]
         values["model"] = ""
-    if values["model"] == "" and values.get("resume"):
-        return  # the conversation that goes on names its model
+    given = getattr(context.get_parameter_source("model"), "name", "") == "COMMANDLINE"
+    if values.get("resume") and not given:
+        values["model"] = ""  # the conversation that goes on names its model
+        return
     if values["model"] == "":
         values["model"] = default_model(context, options)
     check_model_name(values["model"])

@@ -67,18 +67,19 @@ class Conversation:
         before = self._moment(self.session.fork(), message)
         self.retries = 0
         try:
-            self._answer(before, self.job.sampling)
+            reply = self._answer(before, self.job.sampling)
         except BaseException:
             self._go_back(before)
             raise
+        self._note_end(reply)
 
-    def _answer(self, before: Moment, sampling: Sampling) -> None:
+    def _answer(self, before: Moment, sampling: Sampling) -> Answer:
         message = str(before.message)
         with self.screen.answering():
             reply = answer(self.session, message, sampling, self.screen.show, aware=False)
         self.before = before
         self.turns = (*before.turns, (message, reply.text))
-        self._note_end(reply)
+        return reply
 
     def _note_end(self, reply: Answer) -> None:
         if reply.stopped:
@@ -103,10 +104,11 @@ class Conversation:
         after = self._moment(self.session)
         self.session = self.before.session.fork()
         try:
-            self._answer(self.before, sampling)
+            reply = self._answer(self.before, sampling)
         except BaseException:
             self._go_back(after)
             raise
+        self._note_end(reply)
 
     def _again(self, text: str) -> Sampling:
         """The options of another answer: a new seed where one is given."""
@@ -175,7 +177,10 @@ class Conversation:
         if not text:
             raise BadUse("/file needs a path: /file notes.txt")
         check_question(self.job.config, None)
-        source = Source(*paths(text))
+        names = paths(text)
+        if "-" in names:
+            raise BadUse("/file - would read stdin, where the messages come from: give a file")
+        source = Source(*names)
         before = self._moment(self.session.fork())
         try:
             self._read(source)

@@ -127,7 +127,7 @@ def fitted(line: str, width: int) -> str:
     """A line without those of its middle parts for which there is no room."""
     parts = line.split(PART)
     while len(PART.join(parts)) > width and len(parts) > 2:
-        parts.pop(-2)
+        parts.pop(min(2, len(parts) - 2))
     return PART.join(parts)[:width]
 
 

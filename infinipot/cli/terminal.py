@@ -147,7 +147,8 @@ class TerminalScreen(Screen):
 
     def _paste(self, sequence: str) -> None:
         if os.environ.get("TERM") != "dumb":
-            print(sequence, end="", file=self.stream, flush=True)
+            with contextlib.suppress(OSError):  # the terminal was closed
+                print(sequence, end="", file=self.stream, flush=True)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -180,8 +181,13 @@ def hold_keys() -> Callable[[], None]:
     held[3] &= ~(termios.ECHO | termios.ICANON)
     held[3] |= termios.NOFLSH  # Ctrl-C leaves what was typed
     termios.tcsetattr(number, termios.TCSANOW, held)
-    # keys for a chat that has ended are no commands for the shell
-    return lambda: termios.tcsetattr(number, termios.TCSAFLUSH, before)
+
+    def release() -> None:
+        # keys for a chat that has ended are no commands for the shell
+        with contextlib.suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(number, termios.TCSAFLUSH, before)
+
+    return release
 
 
 def send(event: KeyPressEvent) -> None:

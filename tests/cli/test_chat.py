@@ -70,6 +70,18 @@ def test_chat_in_a_terminal(model: str, state: Path, tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o77 for path in state.iterdir()] == [0, 0, 0]
 
 
+def test_a_terminal_that_closes_keeps_the_chat(model: str, state: Path) -> None:
+    pytest.importorskip("prompt_toolkit")
+    terminal = Terminal("chat", model, *POT, "--max-tokens", "5")
+    terminal.until("> ")
+    os.write(terminal.master, b"Hello\r")
+    terminal.until("the answer was cut")
+    terminal.child.send_signal(signal.SIGHUP)
+    os.close(terminal.master)
+    assert terminal.child.wait() == 0
+    assert '["Hello", "' in (state / "chat.json").read_text()
+
+
 def test_chat_with_piped_messages(say: Any, session: Session, book: str, tmp_path: Path) -> None:
     code, out, err = say(
         "Hello", "", "Who are you?", f"/save {tmp_path / 'x.pot'}", args=("-f", book)
@@ -82,13 +94,21 @@ def test_chat_with_piped_messages(say: Any, session: Session, book: str, tmp_pat
     assert (tmp_path / "x.pot").exists()
 
 
-def test_a_chat_goes_on(say: Any, session: Session, run: Any, state: Path, model: str) -> None:
+def test_a_chat_goes_on(
+    say: Any, session: Session, run: Any, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, _, err = say(args=("-c",))
     assert (code, "there is no conversation to go on with" in err) == (2, True)
     first = say("Hello")[1]
     assert first == session.chat("Hello", max_tokens=5) + "\n"
     assert say("And?", args=("-c",))[1] == session.chat("And?", max_tokens=5) + "\n"
     assert say("Not kept", args=("--private",))[0] == 0
+    monkeypatch.setenv("INFINIPOT_MODEL", "smollm2")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("More?\n"))
+    twin = session.fork()
+    code, out, err = run("chat", "-c", *POT, "--max-tokens", 5)
+    assert (code, out) == (0, twin.chat("More?", max_tokens=5) + "\n"), err
+    session = twin
     code, out, _ = say("More?", args=("-c",))
     assert out == session.chat("More?", max_tokens=5) + "\n"
     code, _, err = run("chat", "smollm2", "-c")
@@ -118,6 +138,7 @@ def test_the_pot_of_a_chat(say: Any, session: Session, book: str, tmp_path: Path
     saved = tmp_path / "s p.pot"
     lines = (
         "/file no/such",
+        "/file -",
         f"/file {book}",
         "One",
         f"/save {saved}",
@@ -144,6 +165,7 @@ def test_the_pot_of_a_chat(say: Any, session: Session, book: str, tmp_path: Path
     assert out == f"{one}\n{two}\n{three}\n{four}\n"
     for part in (
         "no file no/such",
+        "/file - would read stdin",
         "system prompt: Be brief.",
         "not a readable pot",
         "/file needs",

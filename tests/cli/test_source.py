@@ -74,6 +74,16 @@ def test_progress_goes_by_what_is_tokenised(
         assert share == pytest.approx(true, abs=0.12), (read, prose, whole)
 
 
+def test_a_line_that_is_too_long_loses_its_middle() -> None:
+    from infinipot.cli.progress import fitted
+
+    line = "reading 26 % · 100 tokens · 3 distillations · 50 tok/s · 3:47 left"
+    assert fitted(line, len(line)) == line
+    assert fitted(line, 52) == "reading 26 % · 100 tokens · 50 tok/s · 3:47 left"
+    assert fitted(line, 30) == "reading 26 % · 3:47 left"
+    assert fitted(line, 10) == "reading 26"
+
+
 def test_what_is_not_utf8_keeps_what_was_read(run: Any, model: str, tmp_path: Path) -> None:
     text = tmp_path / "latin1.txt"
     pot = tmp_path / "a.pot"
