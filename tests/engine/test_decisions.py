@@ -505,6 +505,7 @@ def test_truncation_by_numbers() -> None:
     session = opened(policy="truncate", pot_size=21)
     reader = session._reader
     assert isinstance(reader, CuttingReader)
+    assert (session.stats.tokens_read, session.stats.tokens_skipped) == (0, 0)
     ids = random_ids(60)
     session.append(ids[:7])
     session.append(ids[7:25])
@@ -526,3 +527,6 @@ def test_truncation_by_numbers() -> None:
     assert reader.left_out == 0
     session.append(ids[:30])
     assert reader.waiting()[0] == ids[19:30]
+    restored = opened(policy="truncate", pot_size=21)._reader
+    restored.restore_waiting([5, 6], 3)
+    assert (restored.unread(1, 3), restored.waiting()) == ([5, 6], ([5, 6], 3))
