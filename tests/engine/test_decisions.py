@@ -25,6 +25,8 @@ from infinipot.engine.sampling import choose
 from infinipot.engine.truncate import CuttingReader
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
+from infinipot.policies.h2o import H2O
+from infinipot.policies.self_extend import SelfExtend
 
 TOKENIZER = make_tokenizer()
 MODEL = make_tiny("llama", vocab=len(TOKENIZER))
@@ -530,3 +532,18 @@ def test_truncation_by_numbers() -> None:
     restored = opened(policy="truncate", pot_size=21)._reader
     restored.restore_waiting([5, 6], 3)
     assert (restored.unread(1, 3), restored.waiting()) == ([5, 6], ([5, 6], 3))
+
+
+def test_the_smallest_options_by_numbers() -> None:
+    """What is just allowed, and just refused."""
+    layer = opened(policy="infinipot")._reader.plan.layers[0]
+    full = dataclasses.replace(layer, sinks=layer.budget - 3, recent=3)
+    full.check()
+    with pytest.raises(ValueError, match="does not fit its layer"):
+        dataclasses.replace(full, recent=4).check()
+    for name in ("group", "neighbours"):
+        assert getattr(SelfExtend(**{name: 1}), name) == 1
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            SelfExtend(**{name: 0})
+    with pytest.raises(ValueError, match=r"\bgqa\b"):
+        H2O(gqa="no")
