@@ -63,6 +63,7 @@ ELSEWHERE = {
     # break_the_core.py --summary of its records says so
     "CONTRIBUTING.md": [
         r"78 %, 89 % and 88 %", r"421 of 435", r"96\.8 %", r"111 of 114", r"97\.4 %", r"12 to 25 seconds", r"than 6 seconds",
+        r"108 of 116", r"116 of 116",
     ],
     "paper.md": [r"85 times"],
 }  # fmt: skip

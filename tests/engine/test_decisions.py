@@ -25,6 +25,8 @@ from infinipot.engine.sampling import choose
 from infinipot.engine.truncate import CuttingReader
 from infinipot.model.runner import ModelRunner
 from infinipot.policies import POLICIES
+from infinipot.policies.h2o import H2O
+from infinipot.policies.self_extend import SelfExtend
 
 TOKENIZER = make_tokenizer()
 MODEL = make_tiny("llama", vocab=len(TOKENIZER))
@@ -505,6 +507,7 @@ def test_truncation_by_numbers() -> None:
     session = opened(policy="truncate", pot_size=21)
     reader = session._reader
     assert isinstance(reader, CuttingReader)
+    assert (session.stats.tokens_read, session.stats.tokens_skipped) == (0, 0)
     ids = random_ids(60)
     session.append(ids[:7])
     session.append(ids[7:25])
@@ -526,3 +529,21 @@ def test_truncation_by_numbers() -> None:
     assert reader.left_out == 0
     session.append(ids[:30])
     assert reader.waiting()[0] == ids[19:30]
+    restored = opened(policy="truncate", pot_size=21)._reader
+    restored.restore_waiting([5, 6], 3)
+    assert (restored.unread(1, 3), restored.waiting()) == ([5, 6], ([5, 6], 3))
+
+
+def test_the_smallest_options_by_numbers() -> None:
+    """What is just allowed, and just refused."""
+    layer = opened(policy="infinipot")._reader.plan.layers[0]
+    full = dataclasses.replace(layer, sinks=layer.budget - 3, recent=3)
+    full.check()
+    with pytest.raises(ValueError, match="does not fit its layer"):
+        dataclasses.replace(full, recent=4).check()
+    for name in ("group", "neighbours"):
+        assert getattr(SelfExtend(**{name: 1}), name) == 1
+        with pytest.raises(ValueError, match=f"{name}=0"):
+            SelfExtend(**{name: 0})
+    with pytest.raises(ValueError, match=r"\bgqa\b"):
+        H2O(gqa="no")

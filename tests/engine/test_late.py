@@ -80,8 +80,14 @@ def test_truncation_at_any_max_tokens(length: int, keep: bool) -> None:
         for place in range(room + 1, count):
             ids = torch.tensor([[*left, *QUESTION, *got[:place]]])
             assert int(MODEL(ids).logits[0, -1].argmax()) == got[place]
-        if not keep:
+        if keep:
+            everything = length + len(QUESTION) + count
+            assert one.stats.tokens_read + one.stats.tokens_skipped == everything
+            assert one._reader.waiting()[0][-count:] == got
+        else:
             assert (one.stats.tokens_read, one.stats.tokens_skipped) == (length - cut, cut)
+            assert answer(one, 1) == expected[:1]  # what the answer before left out is read again
+            assert (one.stats.tokens_read, one.stats.tokens_skipped) == (length, 0)
         assert one.stats.peak_entries <= SIZE
 
 
