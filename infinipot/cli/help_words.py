@@ -40,6 +40,7 @@ GROUPS = {
     "Machine": (
         "device",
         "dtype",
+        "weights",
         "pot_dtype",
         "chunk_tokens",
         "workers",
@@ -72,6 +73,7 @@ EVERYDAY = (
     "preset",
     "catalyst",
     "device",
+    "weights",
     "quiet",
     "config",
     "help",

@@ -16,7 +16,7 @@ from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
 from infinipot.model.groups import AT_ONCE, GROUP, GroupedWeight, attach, can_hold, quantise
-from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_of, layers_of, share
+from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_of, kind_of, layers_of, share
 
 Kind = GGMLQuantizationType
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
@@ -33,7 +33,7 @@ def fill_groups(
 
     weights: int8 or int4, or auto: in four bits where the file has four, else in eight.
     """
-    kind = "int8" if weights == "auto" else weights
+    kind = kind_of(weights)
     for name, parameter in list(model.named_parameters()):
         module = model.get_submodule(name.rpartition(".")[0])
         if not (name.endswith(WEIGHT) and can_hold(module)):

