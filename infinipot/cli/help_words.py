@@ -129,6 +129,10 @@ EXAMPLES = {
         "infinipot study ablation smollm2 -o results --lengths 4k",
         "infinipot study kept smollm2 -o results --style rows",
     ),
+    "convert": (
+        "infinipot convert smollm2 smollm2-int8",
+        "infinipot convert Qwen/Qwen2.5-1.5B-Instruct qwen-int4 --weights int4",
+    ),
     "eval documents": (
         "infinipot eval documents smollm2 --data rows -o results --question known",
         "infinipot eval documents smollm2 --data rows -o results --limit 10",

@@ -19,7 +19,8 @@ from infinipot.checks import EMBEDDED, known
 from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
-from infinipot.model.load import WEIGHTS, best_device, best_dtype, load
+from infinipot.model.load import best_device, best_dtype, load
+from infinipot.model.quantizer import WEIGHTS
 from infinipot.model.runner import ModelRunner
 from infinipot.optional import RAY, need
 

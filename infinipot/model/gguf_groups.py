@@ -16,7 +16,7 @@ from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
 from infinipot.model.groups import AT_ONCE, GROUP, GroupedWeight, attach, can_hold, quantise
-from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_of, kind_of, layers_of, share
+from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
 
 Kind = GGMLQuantizationType
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
@@ -54,7 +54,7 @@ def fill_groups(
 
     fill_each(model, file, put)
     config: Any = model.config
-    config.quantization_config = GroupsConfig(kind, layers_of(model))
+    config.quantization_config = GroupsConfig(kind, bits_by_module(model))
     model.requires_grad_(False)
 
 
@@ -78,9 +78,7 @@ def converted(content: np.ndarray, kind: Kind, bits: int) -> tuple[Tensor, Tenso
     return quantise(torch.from_numpy(numbers), bits)
 
 
-def reorder(
-    weight: GroupedWeight, name: str, model: nn.Module, architecture: Architecture
-) -> None:
+def reorder(weight: GroupedWeight, name: str, model: nn.Module, architecture: Architecture) -> None:
     """Put the rows into the order of transformers."""
     places = np.arange(weight.shape[0])
     order = arranged(places, name, model, architecture)

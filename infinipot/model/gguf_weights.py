@@ -28,9 +28,7 @@ def fill(model: nn.Module, file: GGUFFile, architecture: Architecture) -> None:
     fill_each(model, file, copy)
 
 
-def fill_each(
-    model: nn.Module, file: GGUFFile, put: Callable[[str, str, Tensor], None]
-) -> None:
+def fill_each(model: nn.Module, file: GGUFFile, put: Callable[[str, str, Tensor], None]) -> None:
     """Call `put` for each tensor of the file: its name, the name of the model's weight, and that
     weight, or the part of it. Raises ValueError as `fill` does."""
     targets = targets_of(model, file)

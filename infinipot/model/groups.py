@@ -47,6 +47,9 @@ class GroupedWeight(nn.Module):
         self.dtype = torch.float32
         """The type in which the layer computes, which `model.to` may change."""
 
+    def compute_in(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
     @classmethod
     def empty(cls, shape: tuple[int, int], bits: int, device: torch.device) -> GroupedWeight:
         """Room for a weight of this shape [N, K]."""
@@ -247,10 +250,11 @@ def attach(module: nn.Module, weight: GroupedWeight) -> None:
         plain = own in (nn.Linear, nn.Embedding)
         module.__class__ = base if plain else type(own.__name__, (own, base), {})
         if module.weight is not None:
-            weight.dtype = module.weight.dtype
+            weight.compute_in(module.weight.dtype)  # type: ignore[arg-type]
         module._parameters.pop("weight", None)
     module.weight = weight
-    module._is_hf_initialized = True  # transformers gives it no random numbers
+    # transformers gives it no random numbers
+    module._is_hf_initialized = True  # type: ignore[assignment]
 
 
 def weights_in_groups(model: nn.Module) -> dict[str, GroupedWeight]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from infinipot.machine import out_of_memory
 from infinipot.model.folder import check_folder, listed, shards_of, warn_of_code
@@ -28,6 +30,24 @@ REPORTED: dict[str, Any] = {
     "output_loading_info": True,
     "ignore_mismatched_sizes": True,  # `check_report` names them
 }
+READERS = {
+    "gptq": "gptqmodel optimum",
+    "awq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "torchao": "torchao",
+    "quanto": "optimum-quanto",
+    "hqq": "hqq",
+    "aqlm": "'aqlm[cpu,gpu]'",
+    "eetq": "kernels",
+    "mxfp4": "kernels",
+    "auto-round": "auto-round",
+    "vptq": "vptq",
+    "spqr": "spqr_quant",
+    "quark": "amd-quark",
+}
+"""Packages that read quantised weights, by transformers' name of the method."""
+UNQUANTISED = "Take unquantised weights."
 UNUSED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.masked_bias")
 """Ends of the names of tensors that old checkpoints hold, and that models compute themselves."""
 
@@ -43,6 +63,7 @@ def load_pretrained(
     """
     if isinstance(source, Path):
         check_folder(source)
+    method = ""
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         if isinstance(source, str) and hasattr(config, "auto_map"):
@@ -51,6 +72,7 @@ def load_pretrained(
         config._attn_implementation = None
         config._output_attentions = False
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        method = method_of(config)
         if stays_as_it_is(source, config, weights):
             model, report = AutoModelForCausalLM.from_pretrained(
                 source, config=config, dtype=dtype, trust_remote_code=False, **REPORTED
@@ -60,6 +82,8 @@ def load_pretrained(
     except Exception as problem:
         if out_of_memory(problem):
             raise
+        if method and isinstance(problem, (ImportError, RuntimeError)):
+            raise ValueError(needs(source, method, problem)) from problem
         raise error_of(source, problem) from problem
     check_report(source, report)
     return model, tokenizer
@@ -68,16 +92,43 @@ def load_pretrained(
 def stays_as_it_is(source: Path | str, config: Any, weights: str | None) -> bool:
     """Whether the weights are loaded as they are stored. Refuses another kind of weights for a model
     that is quantised already."""
-    stored = getattr(config, "quantization_config", None)
-    if stored is None:
+    method = method_of(config)
+    if not method:
         return weights is None
-    method = str(stored.get("quant_method"))
-    kind = stored.get("weights") if method == METHOD else method
+    if method not in AUTO_QUANTIZER_MAPPING and method != "bitsandbytes":
+        raise LoadError(
+            f"cannot load {str(source)!r}: its weights are quantised ({method}), which transformers "
+            f"{transformers.__version__} does not read. {UNQUANTISED}"
+        )
+    kind = config.quantization_config.get("weights") if method == METHOD else method
     if weights in (None, "auto", kind):
         return True
-    raise AlreadyQuantised(
+    raise LoadError(
         f"weights={weights!r} is not possible for {str(source)!r}: its weights are quantised already "
         f"({kind}). Leave weights out, or take the model that it was made of."
+    )
+
+
+def method_of(config: Any) -> str:
+    """How the weights are quantised, as transformers calls it; empty if they are not."""
+    stored = getattr(config, "quantization_config", None) or getattr(
+        config.get_text_config(), "quantization_config", None
+    )
+    if stored is None:
+        return ""
+    bitsandbytes = stored.get("load_in_8bit") or stored.get("load_in_4bit")
+    return str(stored.get("quant_method", "bitsandbytes" if bitsandbytes else "unnamed"))
+
+
+def needs(source: Path | str, method: str, problem: Exception) -> str:
+    """What to install for quantised weights, or what else is missing."""
+    why = " ".join(str(problem).split())
+    advice = UNQUANTISED
+    if isinstance(problem, ImportError) and method in READERS:
+        advice = f"Install it (pip install {READERS[method]}), or take unquantised weights."
+    return (
+        f"cannot load {str(source)!r}: its weights are quantised ({method}), and what reads them is "
+        f"not there ({why[:200]}). {advice}"
     )
 
 
@@ -109,13 +160,13 @@ def quantised(
     return model, report
 
 
-class AlreadyQuantised(ValueError):
-    """Another kind of weights is asked for than the model has."""
+class LoadError(ValueError):
+    """A sentence for the user, as it stands."""
 
 
 def error_of(source: Path | str, problem: Exception) -> Exception:
     """The error for a model that transformers cannot read."""
-    if isinstance(problem, AlreadyQuantised):
+    if isinstance(problem, LoadError):
         return problem
     text = str(problem)
     why = next(iter(text.strip().splitlines()), type(problem).__name__)

@@ -35,22 +35,22 @@ WEIGHT = ".weight"
 class GroupsConfig(QuantizationConfigMixin):
     """The entry `quantization_config` of a model's config.
 
-    weights: int8 or int4. layers: bits by the name of the module, of a model that is saved.
+    weights: int8 or int4. modules: bits by name, of a model that is saved.
     """
 
     def __init__(
-        self, weights: str = "int8", layers: dict[str, int] | None = None, **others: Any
+        self, weights: str = "int8", modules: dict[str, int] | None = None, **others: Any
     ) -> None:
         known("weights", weights, KINDS)
         size = others.get("group_size", GROUP)
-        if size != GROUP or not all(bits in KINDS.values() for bits in (layers or {}).values()):
+        if size != GROUP or not all(bits in KINDS.values() for bits in (modules or {}).values()):
             raise ValueError(
-                f"its quantization_config names groups of {size} and layers in "
-                f"{sorted(set((layers or {}).values()))} bits; known are groups of {GROUP}, in 4 or 8"
+                f"its quantization_config names groups of {size} and modules in "
+                f"{sorted(set((modules or {}).values()))} bits; known are groups of {GROUP}, in 4 or 8"
             )
         self.quant_method = METHOD  # type: ignore[assignment]
         self.weights = weights
-        self.layers = layers or {}
+        self.modules = modules or {}
         self.group_size = GROUP
 
 
@@ -145,6 +145,8 @@ class GroupsQuantizer(HfQuantizer):
     def __init__(self, quantization_config: GroupsConfig, **more: Any) -> None:
         super().__init__(quantization_config, **more)
         self.mismatched: set[tuple[str, torch.Size, torch.Size]] = set()
+        self.empty: list[tuple[str, nn.Module]] = []
+        """Modules that get the weight of the module with this name."""
 
     def param_needs_quantization(self, model: Any, param_name: str, **more: Any) -> bool:
         """Whether a parameter of the skeleton becomes a weight in groups."""
@@ -158,14 +160,25 @@ class GroupsQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **more: Any) -> Any:
         if self.pre_quantized:
-            for name, bits in self.quantization_config.layers.items():
+            bits_of_each = self.quantization_config.modules
+            for name, bits in bits_of_each.items():
                 make_room(model, name, bits)
+            for target, source in list(model.all_tied_weights_keys.items()):
+                if target.removesuffix(WEIGHT) in bits_of_each:  # it has its own
+                    del model.all_tied_weights_keys[target]
+                elif source.removesuffix(WEIGHT) in bits_of_each:
+                    del model.all_tied_weights_keys[target]
+                    module = model.get_submodule(target.removesuffix(WEIGHT))
+                    leave_empty(module)
+                    self.empty.append((source.removesuffix(WEIGHT), module))
         return model
 
     def _process_model_after_weight_loading(self, model: Any, **more: Any) -> Any:
-        for name, weight in weights_in_groups(model).items():
-            share(model, name, weight)
-        self.quantization_config.layers = layers_of(model)
+        for name, module in self.empty:
+            attach(module, model.get_submodule(name).weight)
+        model.config.quantization_config = GroupsConfig(
+            self.quantization_config.weights, bits_by_module(model)
+        )
         return model.requires_grad_(False)
 
     def is_serializable(self) -> bool:
@@ -177,25 +190,27 @@ class GroupsQuantizer(HfQuantizer):
 
 
 def make_room(model: PreTrainedModel, name: str, bits: int) -> None:
-    """Replace a module's weight by an empty one in groups, to be read. What is tied to it has none
-    until then."""
+    """Replace a module's weight by an empty one in groups, to be read."""
     try:
         module = model.get_submodule(name)
     except AttributeError:
         raise ValueError(f"its quantization_config names {name}, which the model has not") from None
     if not can_hold(module):
-        raise ValueError(f"its quantization_config names {name}, which is a {type(module).__name__}")
+        raise ValueError(
+            f"its quantization_config names {name}, which is a {type(module).__name__}"
+        )
     shape = tuple(module.weight.shape)
     attach(module, GroupedWeight.empty(shape, bits, module.weight.device))
-    for target, source in model.all_tied_weights_keys.items():
-        if source == name + WEIGHT:
-            other: Any = model.get_submodule(target.removesuffix(WEIGHT))
-            other._parameters.pop("weight")
-            other.weight = None
-            other._is_hf_initialized = True
 
 
-def layers_of(model: PreTrainedModel) -> dict[str, int]:
+def leave_empty(module: Any) -> None:
+    """Take away a weight that is tied to one in groups. It comes back when that one is read."""
+    del module._parameters["weight"]
+    module.weight = None
+    module._is_hf_initialized = True
+
+
+def bits_by_module(model: PreTrainedModel) -> dict[str, int]:
     return {
         name.removesuffix(WEIGHT): weight.bits for name, weight in weights_in_groups(model).items()
     }
@@ -205,12 +220,16 @@ def quantise_model(model: PreTrainedModel, weights: str) -> None:
     """Put the weights of a model in memory into groups, one after the other. weights: int8, int4, or
     auto, which is int8."""
     weights = kind_of(weights)
-    config = GroupsConfig(weights)
-    for name, module in list(model.named_modules()):
+    owners: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
         if can_hold(module) and isinstance(module.weight, nn.Parameter):
-            weight = GroupedWeight.of(module.weight.detach(), bits_of(model, module, weights))
+            owners.setdefault(module.weight, []).append(module)
+    while owners:
+        plain, modules = owners.popitem()
+        bits = max(bits_of(model, module, weights) for module in modules)
+        weight = GroupedWeight.of(plain.detach(), bits)
+        for module in modules:
             attach(module, weight)
-            share(model, f"{name}{WEIGHT}", weight)
-    config.layers = layers_of(model)
-    model.config.quantization_config = config
+    model.all_tied_weights_keys.clear()
+    model.config.quantization_config = GroupsConfig(weights, bits_by_module(model))
     model.requires_grad_(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import pytest
 import torch
 from commands import save_tiny
 from families import FAMILIES
-from gguf_files import byte_level
 from helpers import CATALYST, assert_close, kept, random_ids
 from tiny import make_tiny
 
@@ -20,8 +20,7 @@ from infinipot import PotConfig, Session, load
 from infinipot.checks import ModelWarning
 from infinipot.engine.distill import score_novelty
 from infinipot.kernels import native
-from infinipot.model import gguf_groups, groups
-from infinipot.model.gguf import load_gguf
+from infinipot.model import convert, gguf_groups, groups
 from infinipot.model.groups import GROUP, GroupedWeight, weights_in_groups
 from infinipot.model.quantizer import quantise_model
 
@@ -184,8 +183,6 @@ def test_wrong_weights_are_refused(tmp_path: Path) -> None:
             load(str(tmp_path), weights=kind)
 
 
-
-
 TYPES = gguf.GGMLQuantizationType
 RANDOM = np.random.default_rng(0)
 
@@ -240,3 +237,66 @@ def test_a_gguf_model_is_that_of_its_file(smollm2: Any) -> None:
     assert_close("logits", model(ids).logits, smollm2[0](ids).logits, 1e-5)
     assert sum(one.nbytes for one in weights_in_groups(model).values()) < 97e6
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+READERS = {
+    "gptq": "pip install gptqmodel optimum",
+    "awq": "pip install gptqmodel",
+    "bitsandbytes": "pip install bitsandbytes",
+    "compressed-tensors": "pip install compressed-tensors",
+    "torchao": "pip install torchao",
+    "fbgemm_fp8": "requires a GPU",
+    "quip": "transformers .* does not read",
+}
+"""What the sentence names, where nothing is installed and there is no GPU."""
+
+
+@pytest.mark.parametrize("method", READERS)
+def test_weights_that_are_quantised_already(tmp_path: Path, method: str) -> None:
+    """Where no package reads them, the sentence names it. Another kind cannot be asked for."""
+    package = READERS[method].split()[2].replace("-", "_")
+    if importlib.util.find_spec(package) or torch.cuda.is_available():
+        pytest.skip(f"{method} may be read here")
+    save_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    kind = {"quant_method": method, "bits": 4, "group_size": 32, "load_in_4bit": method[0] == "b"}
+    kind["quant_type"] = {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}, "_version": 1}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": kind}))
+    with pytest.raises(ValueError, match=READERS[method]):
+        load(str(tmp_path))
+    with pytest.raises(ValueError, match=method):
+        load(str(tmp_path), weights="int4")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_is_the_same_again(tmp_path: Path, kind: str) -> None:
+    """Weights, tied ones too, settings and tokenizer; what stands there already is left alone."""
+    save_tiny(tmp_path / "plain")
+    plain, tokenizer = load(str(tmp_path / "plain"), dtype="float32")
+    plain.config.tie_word_embeddings = kind == "int4"
+    plain.tie_weights()
+    quantise_model(plain, kind)
+    convert.save(plain, tokenizer, tmp_path / "copy")
+    model, other = load(str(tmp_path / "copy"), dtype="float32")
+    ids = torch.tensor([random_ids(40)])
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is (kind == "int4")
+    assert other.get_vocab() == tokenizer.get_vocab()
+    assert load(str(tmp_path / "copy"), weights=kind)[0].lm_head.weight.bits == 8
+    with pytest.raises(ValueError, match=f"quantised already .{kind}"):
+        load(str(tmp_path / "copy"), weights="int8" if kind == "int4" else "int4")
+    with pytest.raises(ValueError, match="exists already"):
+        convert.save(plain, tokenizer, tmp_path / "copy")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["copy", "plain"]
+
+
+def test_large_models_are_saved_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "SHARD_BYTES", 20_000)
+    save_tiny(tmp_path / "plain")
+    plain, tokenizer = load(str(tmp_path / "plain"), dtype="float32", weights="int4")
+    size = convert.save(plain, tokenizer, tmp_path / "copy")
+    files = list((tmp_path / "copy").glob("*.safetensors"))
+    assert len(files) > 2 and sum(path.stat().st_size for path in files) >= size
+    model, _ = load(str(tmp_path / "copy"), dtype="float32")
+    ids = torch.tensor([random_ids(40)])
+    assert torch.equal(model(ids).logits, plain(ids).logits)
