@@ -133,6 +133,10 @@ EXAMPLES = {
         "infinipot convert smollm2 smollm2-int8",
         "infinipot convert Qwen/Qwen2.5-1.5B-Instruct qwen-int4 --weights int4",
     ),
+    "plan": (
+        "infinipot plan smollm2 --memory 700MiB",
+        "infinipot plan Qwen/Qwen2.5-1.5B-Instruct --memory 4GB --pot-size 4k",
+    ),
     "eval documents": (
         "infinipot eval documents smollm2 --data rows -o results --question known",
         "infinipot eval documents smollm2 --data rows -o results --limit 10",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from infinipot.checks import ModelWarning
 from infinipot.engine.distill import score_novelty
 from infinipot.kernels import native
 from infinipot.model import convert, gguf_groups, groups
+from infinipot.model import load as loading
 from infinipot.model.groups import GROUP, GroupedWeight, weights_in_groups
 from infinipot.model.quantizer import quantise_model
 
@@ -300,3 +302,35 @@ def test_large_models_are_saved_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     model, _ = load(str(tmp_path / "copy"), dtype="float32")
     ids = torch.tensor([random_ids(40)])
     assert torch.equal(model(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds", "expected"),
+    [
+        ("flags : fma avx2", 0.1, torch.float32),
+        ("flags : fma avx512_bf16", 0.1, torch.bfloat16),
+        ("Features : asimd bf16", 0.1, torch.bfloat16),
+        ("flags : avx512_bf16", 10.0, torch.float32),
+        (None, 0.1, torch.float32),
+    ],
+)
+def test_the_type_for_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, seconds: float, expected: Any
+) -> None:
+    """bfloat16 where the processor has it and it is faster, said once; else float32."""
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor : 0\n{flags}\n")
+    monkeypatch.setattr(loading, "CPU_INFO", info)
+    monkeypatch.setattr(loading, "product_s", {torch.bfloat16: seconds, torch.float32: 1.0}.get)
+    loading.fast_bfloat16.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                assert loading.best_dtype("auto", torch.device("cpu")) is expected
+        assert len(told) == (expected is torch.bfloat16)
+        assert loading.best_dtype("float32", torch.device("cpu")) is torch.float32
+        assert loading.best_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    finally:
+        loading.fast_bfloat16.cache_clear()
