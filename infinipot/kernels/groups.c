@@ -14,20 +14,6 @@
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 typedef int8_t b8 __attribute__((vector_size(8)));
-typedef uint8_t u16 __attribute__((vector_size(16)));
-
-#if defined(__AVX2__)
-#include <immintrin.h>
-static inline f8 floats(const int8_t *p) {
-    return (f8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
-#else
-static inline f8 floats(const int8_t *p) {
-    b8 bytes;
-    memcpy(&bytes, p, 8);
-    return __builtin_convertvector(__builtin_convertvector(bytes, i8), f8);
-}
-#endif
 
 static inline f8 load(const float *p) {
     f8 v;
@@ -39,6 +25,32 @@ static inline float sum(f8 v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
+#if defined(__AVX2__) && defined(__F16C__)
+#include <immintrin.h>
+
+static inline float half(uint16_t h) { return _cvtsh_ss(h); }
+
+static inline f8 floats(__m128i bytes) {
+    return (f8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+
+/* The numbers of one group as float32. */
+static inline void numbers_of(const uint8_t *group, int bits, f8 *w) {
+    __m128i first = _mm_loadu_si128((const __m128i *)group);
+    __m128i second;
+    if (bits == 4) {
+        const __m128i mask = _mm_set1_epi8(15);
+        second = _mm_and_si128(_mm_srli_epi16(first, 4), mask);
+        first = _mm_and_si128(first, mask);
+    } else {
+        second = _mm_loadu_si128((const __m128i *)(group + 16));
+    }
+    w[0] = floats(first);
+    w[1] = floats(_mm_unpackhi_epi64(first, first));
+    w[2] = floats(second);
+    w[3] = floats(_mm_unpackhi_epi64(second, second));
+}
+#else
 /* float16 -> float32, finite numbers */
 static inline float half(uint16_t h) {
     uint32_t bits = (uint32_t)(h & 0x7fff) << 13;
@@ -48,21 +60,20 @@ static inline float half(uint16_t h) {
     return h & 0x8000 ? -size : size;
 }
 
-/* The numbers of one group as float32. */
 static inline void numbers_of(const uint8_t *group, int bits, f8 *w) {
     int8_t bytes[GROUP];
-    if (bits == 4) {
-        u16 packed;
-        memcpy(&packed, group, 16);
-        u16 below = packed & 15;
-        u16 above = packed >> 4;
-        memcpy(bytes, &below, 16);
-        memcpy(bytes + 16, &above, 16);
-    } else {
-        memcpy(bytes, group, GROUP);
+    memcpy(bytes, group, bits == 4 ? GROUP / 2 : GROUP);
+    for (int i = 0; bits == 4 && i < GROUP / 2; i++) {
+        bytes[i + GROUP / 2] = (int8_t)(group[i] >> 4);
+        bytes[i] = (int8_t)(group[i] & 15);
     }
-    for (int part = 0; part < 4; part++) w[part] = floats(bytes + 8 * part);
+    for (int part = 0; part < 4; part++) {
+        b8 eight;
+        memcpy(&eight, bytes + 8 * part, 8);
+        w[part] = __builtin_convertvector(__builtin_convertvector(eight, i8), f8);
+    }
 }
+#endif
 
 /* y[m, n] for `rows` rows of x. sums[m, g]: the sum of each group of x, for four bits. */
 static inline __attribute__((always_inline)) void row_products(

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from infinipot.bench.shapes import SHAPES, shape_config
 from infinipot.config import PotConfig
 from infinipot.model.gguf_config import config_of
 from infinipot.model.gguf_file import read_file
 from infinipot.model.groups import GROUP, can_hold
 from infinipot.model.load import found
-from infinipot.model.quantizer import METHOD, bits_of
+from infinipot.model.quantizer import bits_of
 from infinipot.model.runner import ModelRunner
 from infinipot.server.memory import activation_bytes, pot_bytes, unscored_bytes
 
@@ -43,7 +44,10 @@ class Sizes:
 
 
 def config_from(model: str) -> Any:
-    """The config of a model by name. Raises OSError or ValueError as `load` does."""
+    """The config of a model by name, or of a shape that `bench` knows. Raises OSError or ValueError
+    as `load` does."""
+    if model in SHAPES:
+        return shape_config(model)
     source = found(model)
     if isinstance(source, Path) and source.is_file():
         return config_of(read_file(source))[0]
@@ -119,11 +123,3 @@ def sizes_of(config: Any, pot: PotConfig, dtype: torch.dtype, pot_sizes: Sequenc
     for size in pot_sizes:
         pots[size] += unscored_bytes(runner, pot.replace(pot_size=size))
     return Sizes(weight_bytes(config, dtype), pots, activation_bytes(runner, pot))
-
-
-def stored_kind(config: Any) -> str | None:
-    """The kind of weights that a model is stored in, if it is quantised by this package."""
-    stored = getattr(config, "quantization_config", None) or {}
-    if stored.get("quant_method") == METHOD:
-        return str(stored["weights"])
-    return None
