@@ -23,7 +23,7 @@ SHRUNK = (1.0, 0.9)
 """Parts of a group's range that are tried for four bits; the least error wins."""
 LEAST_SCALE = 2.0**-24
 """The smallest float16 above 0."""
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 18
 """Weights that are quantised at a time."""
 
 
