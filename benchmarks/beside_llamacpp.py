@@ -44,9 +44,8 @@ def by_llamacpp(model: Any, ids: list[int], answer: int) -> Times:
     return seconds(lambda: model.eval(ids)), seconds(answered) / answer
 
 
-def in_a_pot(model: Any, ids: list[int], answer: int, pot_size: int) -> Times:
-    size = max(pot_size, answer + 512)
-    session = infinipot.Session(model, None, infinipot.PotConfig(pot_size=size))
+def in_a_pot(loaded: Any, ids: list[int], answer: int, pot_size: int) -> Times:
+    session = infinipot.Session(*loaded, infinipot.PotConfig(pot_size=pot_size))
 
     def answered() -> None:
         for token in ids[:answer]:
@@ -78,7 +77,7 @@ def main() -> None:
     own = {
         f"pot, {weights or 'float32'}": infinipot.load(
             args.model, device="cpu", dtype="float32", weights=weights
-        )[0]
+        )
         for weights in ("auto", None)
     }
     ids = [7919 * number % 40_000 for number in range(max(lengths))]
@@ -88,8 +87,8 @@ def main() -> None:
         for _ in range(args.rounds):
             one = by_llamacpp(other, ids[:length], args.answer)
             times.setdefault("llama.cpp", []).append(one)
-            for name, model in own.items():
-                one = in_a_pot(model, ids[:length], args.answer, args.pot_size)
+            for name, loaded in own.items():
+                one = in_a_pot(loaded, ids[:length], args.answer, args.pot_size)
                 times.setdefault(name, []).append(one)
         for name, values in times.items():
             read, token = (statistics.median(column) for column in zip(*values, strict=True))

@@ -19,6 +19,8 @@ FEW = 16
 BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
 OTHER_BLOCK = 1 << 26
+LEAST_ROWS = 256
+"""Rows of a block at least: torch's product of fewer is slow."""
 SHRUNK = (1.0, 0.9)
 """Parts of a group's range that are tried for four bits; the least error wins."""
 LEAST_SCALE = 2.0**-24
@@ -129,7 +131,7 @@ class GroupedWeight(nn.Module):
     def _in_blocks(self, x: Tensor, rows: slice) -> Tensor:
         """x [M, 32 G] times the weights, unpacked block by block."""
         first, stop, _ = rows.indices(self.scale.shape[0])
-        count = max(1, BLOCK.get(x.device.type, OTHER_BLOCK) // x.shape[1])
+        count = max(LEAST_ROWS, BLOCK.get(x.device.type, OTHER_BLOCK) // x.shape[1])
         parts = []
         room = None
         if native.fits(x):

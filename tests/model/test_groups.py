@@ -41,9 +41,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("width", [64, 50])
 @pytest.mark.parametrize("bits", [8, 4])
-def test_products_are_those_of_the_weights(way: str, bits: int, width: int) -> None:
+def test_products_are_those_of_the_weights(
+    way: str, bits: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For few rows and for many, for all outputs and for some, with blocks that end within them."""
     torch.manual_seed(0)
+    monkeypatch.setattr(groups, "LEAST_ROWS", 16)
+    monkeypatch.setattr(groups, "BLOCK", {"cpu": 1})
     weight = GroupedWeight.of(torch.randn(70, width), bits)
     plain = weight.dequantize()
     bias = torch.randn(70)
