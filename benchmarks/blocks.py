@@ -536,6 +536,21 @@ def quantised_weights() -> list[str]:
 
 
 @block
+def beside_llamacpp() -> list[str]:
+    last = records("beside_llamacpp")[-1]["rows"]
+    rows = [
+        [
+            f"{r['tokens']:,}",
+            r["who"],
+            f"{r['read_tps']:.1f} tokens/s",
+            f"{r['answer_tps']:.1f} tokens/s",
+        ]
+        for r in last
+    ]
+    return table(("tokens", "by", "reading", "answering"), rows)
+
+
+@block
 def weight_kernels() -> list[str]:
     last = [r for r in records("weight_kernels")[-1]["rows"] if r["shape"] == "Qwen2.5-0.5B, up"]
     kernels = {r["kernel"]: [one for one in last if one["kernel"] == r["kernel"]] for r in last}
