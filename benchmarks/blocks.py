@@ -518,6 +518,54 @@ def small_machine() -> list[str]:
 
 
 @block
+def quantised_weights() -> list[str]:
+    last = records("quantised_weights")[-1]
+    names = {"plain": "float32"}
+    rows = [
+        [
+            names.get(name, name),
+            f"{r['weights_bytes'] / 1e6:,.0f} MB",
+            f"{r['peak_ratio']:.2f}",
+            f"{r['reading_ratio']:.2f}",
+            f"{r['answering_ratio']:.2f}",
+            f"{r['perplexity_ratio']:.4f}",
+        ]
+        for name, r in last["rows"].items()
+    ]
+    head = ("weights", "bytes", "peak while loading / what stays")
+    return table((*head, "reading", "answering", "perplexity"), rows)
+
+
+@block
+def beside_llamacpp() -> list[str]:
+    last = records("beside_llamacpp")[-1]["rows"]
+    rows = [
+        [
+            f"{r['tokens']:,}",
+            r["who"],
+            f"{r['read_tps']:.1f} tokens/s",
+            f"{r['answer_tps']:.1f} tokens/s",
+        ]
+        for r in last
+    ]
+    return table(("tokens", "by", "reading", "answering"), rows)
+
+
+@block
+def weight_kernels() -> list[str]:
+    last = [r for r in records("weight_kernels")[-1]["rows"] if r["shape"] == "Qwen2.5-0.5B, up"]
+    kernels = {r["kernel"]: [one for one in last if one["kernel"] == r["kernel"]] for r in last}
+    rows = [
+        [f"`{name}`" if name.startswith("_") else name]
+        + [f"{r['ms']:.2f} ms" for r in some]
+        + [f"{100 * some[-1]['error']:.1f} %"]
+        for name, some in kernels.items()
+    ]
+    head = ["product", *(f"{r['rows']} rows" for r in kernels["float32"]), "largest error"]
+    return table(head, rows)
+
+
+@block
 def server_on_a_cpu() -> list[str]:
     load = records("server_load")[-1]
     clients = [

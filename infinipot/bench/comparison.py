@@ -16,6 +16,7 @@ from infinipot.bench import reading, stock
 from infinipot.bench.breakdown import parts
 from infinipot.config import PotConfig
 from infinipot.machine import machine
+from infinipot.model.groups import weights_in_groups
 from infinipot.model.runner import ModelRunner
 
 RATIOS = (
@@ -92,7 +93,8 @@ def described(name: str, model: PreTrainedModel) -> dict[str, Any]:
     weight = model.get_input_embeddings().weight
     return {
         "name": name,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": sum(parameter.numel() for parameter in model.parameters())
+        + sum(groups.shape.numel() for groups in weights_in_groups(model).values()),
         "dtype": str(weight.dtype).removeprefix("torch."),
         "device": weight.device.type,
         "attention": model.config._attn_implementation,

@@ -24,6 +24,7 @@ SHAPES: dict[str, tuple[str, tuple[int, ...], float, bool]] = {
     "llama-8b-qwen-shape": ("llama", (4096, 14336, 32, 32, 8, 151_936), 500_000.0, False),
     "llama-70b-shape": ("llama", (8192, 28672, 80, 64, 8, 128_256), 500_000.0, False),
     "qwen2.5-0.5b-shape": ("qwen2", (896, 4864, 24, 14, 2, 151_936), 1_000_000.0, True),
+    "qwen2.5-1.5b-shape": ("qwen2", (1536, 8960, 28, 12, 2, 151_936), 1_000_000.0, True),
     "smollm2-135m-shape": ("llama", (576, 1536, 30, 9, 3, 49_152), 100_000.0, True),
     "tiny-shape": ("llama", (64, 128, 2, 4, 2, 1000), 10_000.0, True),
 }

@@ -173,11 +173,15 @@ def load(options: CommandOptions, model: str, spread: bool) -> Any:
     """A model by name, or a shape with random weights."""
     from infinipot.bench.shapes import SHAPES, shaped
     from infinipot.model import load
+    from infinipot.model.quantizer import quantise_model
 
     if model in SHAPES:
         device = load.best_device(options["device"] or "auto")
         dtype = load.best_dtype(options["dtype"] or "bfloat16", device)
-        return shaped(model, device=device, dtype=dtype, spread=spread)
+        made = shaped(model, device=device, dtype=dtype, spread=spread)
+        if options["weights"]:
+            quantise_model(made, options["weights"])
+        return made
     names = ", ".join(SHAPES)
     near = difflib.get_close_matches(model, SHAPES, n=1, cutoff=0.8)
     if near and not Path(model).exists():

@@ -38,8 +38,8 @@ class CommandOptions:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Arguments of `load`: device and dtype, where they are set."""
-        return {name: self[name] for name in ("device", "dtype") if self[name]}
+        """Arguments of `load` that are set: device, dtype, weights."""
+        return {name: self[name] for name in ("device", "dtype", "weights") if self[name]}
 
     def fields_of(self, kind: type) -> dict[str, Any]:
         """The options that are fields of a dataclass."""

@@ -51,6 +51,7 @@ GROUPS = {
     "Machine": (
         "device",
         "dtype",
+        "weights",
         "pot_dtype",
         "chunk_tokens",
         "workers",
@@ -85,6 +86,7 @@ EVERYDAY = (
     "preset",
     "catalyst",
     "device",
+    "weights",
     "quiet",
     "config",
     "help",
@@ -144,6 +146,14 @@ EXAMPLES = {
     "study": (
         "infinipot study ablation smollm2 -o results --lengths 4k",
         "infinipot study kept smollm2 -o results --style rows",
+    ),
+    "convert": (
+        "infinipot convert smollm2 smollm2-int8",
+        "infinipot convert Qwen/Qwen2.5-1.5B-Instruct qwen-int4 --weights int4",
+    ),
+    "plan": (
+        "infinipot plan smollm2 --memory 700MiB",
+        "infinipot plan Qwen/Qwen2.5-1.5B-Instruct --memory 4GB --pot-size 4k",
     ),
     "eval documents": (
         "infinipot eval documents smollm2 --data rows -o results --question known",

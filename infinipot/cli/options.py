@@ -239,6 +239,12 @@ SERVED = (
 LOADING = (
     option("device", str, "cpu, cuda, cuda:1, mps. [default: the fastest available]"),
     option("dtype", str, "float32, bfloat16, float16. [default: what suits the device]"),
+    option(
+        "weights",
+        str,
+        "Keep the weights quantised in memory: int8, int4, or auto (a GGUF file's in its own bits, "
+        "others in int8). [default: as they are, in dtype]",
+    ),
     option("quiet", bool, "No progress, no statistics.", "--quiet"),
 )
 ALWAYS = (

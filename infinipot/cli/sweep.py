@@ -160,8 +160,8 @@ def prepare(
         search_current_folder(labels)
         chosen = methods(labels, base_options(options), question, options["preset"], prompts)
         options.check_use([method.policy for method in chosen])
-        eval_model = EvalModel(model, options["device"] or "auto", options["dtype"] or "auto")
-        _ = eval_model.precision  # refuses devices and dtypes that do not exist
+        eval_model = EvalModel(model, **options.loading)
+        _ = eval_model.precision  # refuses devices, dtypes and weights that do not exist
         if not options["debug"]:
             silence(options.quiet)
     workers = options["workers"]

@@ -39,8 +39,8 @@ Scored = tuple[float, bool]
 class PotLM(HFLM):
     """The harness's Hugging Face model with a pot: texts are never truncated.
 
-    pretrained: a name for `infinipot.load`, or a loaded model with its tokenizer. device, dtype: as
-    for `load`. options: those of PotConfig and of HFLM.
+    pretrained: a name for `infinipot.load`, or a loaded model with its tokenizer. device, dtype,
+    weights: as for `load`. options: those of PotConfig and of HFLM.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class PotLM(HFLM):
         tokenizer: Any = None,
         device: str | None = None,
         dtype: DtypeName | None = None,
+        weights: str | None = None,
         **options: Any,
     ) -> None:
         policy = options.pop("policy", "infinipot")
@@ -65,7 +66,9 @@ class PotLM(HFLM):
                     "the end of each prompt, its question, is the catalyst"
                 )
         if isinstance(pretrained, str):
-            pretrained, tokenizer = load(pretrained, device=device or "auto", dtype=dtype or "auto")
+            pretrained, tokenizer = load(
+                pretrained, device=device or "auto", dtype=dtype or "auto", weights=weights
+            )
         super().__init__(pretrained=pretrained, tokenizer=tokenizer, backend="causal", **options)
         self.runner = ModelRunner(self.model)
         contrast = self.pot_config.policy.contrast

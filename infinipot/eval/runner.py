@@ -15,11 +15,12 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from infinipot.checks import EMBEDDED
+from infinipot.checks import EMBEDDED, known
 from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
 from infinipot.model.load import best_device, best_dtype, load
+from infinipot.model.quantizer import WEIGHTS
 from infinipot.model.runner import ModelRunner
 from infinipot.option_types import DtypeName
 from infinipot.optional import RAY, need
@@ -37,6 +38,7 @@ class Model:
     name: str
     device: str = "auto"
     dtype: DtypeName = "auto"
+    weights: str | None = None
 
     @property
     def label(self) -> str:
@@ -48,7 +50,11 @@ class Model:
 
     @property
     def precision(self) -> str:
-        return str(best_dtype(self.dtype, best_device(self.device))).removeprefix("torch.")
+        precision = str(best_dtype(self.dtype, best_device(self.device))).removeprefix("torch.")
+        if self.weights is None:
+            return precision
+        known("weights", self.weights, WEIGHTS)
+        return f"{precision}, weights {self.weights}"
 
     @property
     def about(self) -> Record:
@@ -66,7 +72,9 @@ class Replica:
         if device.type == "cuda" and device.index is None and torch.cuda.device_count() > 1:
             device = torch.device("cuda", number % torch.cuda.device_count())
         try:
-            loaded, self.tokenizer = load(model.name, device=str(device), dtype=model.dtype)
+            loaded, self.tokenizer = load(
+                model.name, device=str(device), dtype=model.dtype, weights=model.weights
+            )
         except OSError as problem:
             raise ValueError(str(problem)) from problem
         self.runner = ModelRunner(loaded)

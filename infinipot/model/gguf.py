@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
 from infinipot.model.gguf_config import Keys, architecture_of, config_of
 from infinipot.model.gguf_file import GGUFFile, read_file, read_metadata
+from infinipot.model.gguf_groups import fill_groups
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
 from infinipot.model.gguf_weights import fill
 
@@ -34,9 +36,11 @@ END_OF_TURN = {
 EOS does."""
 
 
-def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
+def load_gguf(
+    path: Path, *, dtype: torch.dtype, weights: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """The model and its tokenizer. The weights are unpacked to `dtype`; the model is in eval mode
-    on the CPU.
+    on the CPU. weights: `auto`, `int8` or `int4` keeps them in groups of whole numbers.
 
     The model's generation_config has the file's BOS and padding. Its EOS is the list of all
     end-of-turn tokens in the vocabulary. Raises FileNotFoundError. Raises ValueError, with what to
@@ -49,7 +53,7 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     if "general.architecture" in fields:  # a new one often has a new tokenizer, too
         architecture_of(Keys(file))
     tokenizer = build_tokenizer(path, fields)  # before the weights: errors come sooner
-    model = _load_weights(file, dtype)
+    model = _load_weights(file, dtype, weights)
     ends = end_ids(fields)
     eos = ends if len(ends) > 1 else next(iter(ends), None)
     named = {
@@ -65,8 +69,15 @@ def load_gguf(path: Path, *, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     return model.eval(), tokenizer
 
 
-def _load_weights(file: GGUFFile, dtype: torch.dtype) -> PreTrainedModel:
+def _load_weights(file: GGUFFile, dtype: torch.dtype, weights: str | None) -> PreTrainedModel:
     config, architecture = config_of(file)
+    if weights is not None:
+        # parameters on the device meta take no memory; buffers are computed as ever
+        with init_empty_weights(include_buffers=False):
+            empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        empty.tie_weights()
+        fill_groups(empty, file, architecture, weights)
+        return empty
     # the functions that draw random weights are replaced for all threads
     with LOADING, no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)

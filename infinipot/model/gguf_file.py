@@ -51,6 +51,15 @@ class GGUFFile:
         rows = content.reshape(count // math.gcd(count, TOGETHER), -1)
         return dequantize(rows, entry.kind).reshape(entry.shape).astype(np.float32, copy=False)
 
+    def rows(self, name: str, first: int, stop: int) -> np.ndarray:
+        """Rows of a matrix as the file packs them: uint8 [rows, bytes]."""
+        entry = self.tensors[name]
+        width = entry.size // entry.shape[0]
+        start = self.start + entry.start + first * width
+        count = (stop - first) * width
+        content = np.fromfile(self.path, dtype=np.uint8, count=count, offset=start)
+        return content.reshape(-1, width)
+
     def numbers(self, name: str) -> list[float]:
         return [float(x) for x in self.array(name).flatten()]
 

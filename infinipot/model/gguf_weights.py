@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
@@ -18,22 +20,32 @@ EXPERTS = "mlp.experts."
 def fill(model: nn.Module, file: GGUFFile, architecture: Architecture) -> None:
     """Copy the weights of a file into a model. Raises ValueError if some are missing, left over, or
     of another shape."""
+
+    def copy(name: str, own: str, target: Tensor) -> None:
+        values = torch.from_numpy(arranged(file.array(name), name, model, architecture))
+        target.copy_(values.reshape(target.shape))
+
+    fill_each(model, file, copy)
+
+
+def fill_each(model: nn.Module, file: GGUFFile, put: Callable[[str, str, Tensor], None]) -> None:
+    """Call `put` for each tensor of the file: its name, the name of the model's weight, and that
+    weight, or the part of it. Raises ValueError as `fill` does."""
     targets = targets_of(model, file)
     shapes = []
     left = []
-    for name in file.tensors:
+    for name, entry in file.tensors.items():
         if name in FACTORS or name.endswith(".attn_rot_embd.weight"):
             continue
-        target = targets.pop(name, None)
-        if target is None:
+        if name not in targets:
             left.append(name)
             continue
-        values = torch.from_numpy(arranged(file.array(name), name, model, architecture))
+        own, target = targets.pop(name)
         # llama.cpp leaves out dimensions of one
-        if values.squeeze().shape != target.squeeze().shape:
-            shapes.append(f"{name} is {list(values.shape)} instead of {list(target.shape)}")
+        if [n for n in entry.shape if n != 1] != [n for n in target.shape if n != 1]:
+            shapes.append(f"{name} is {list(entry.shape)} instead of {list(target.shape)}")
             continue
-        target.copy_(values.reshape(target.shape))
+        put(name, own, target)
     faults = [
         f"{what}: {listed(sorted(names))}"
         for what, names in (
@@ -50,23 +62,24 @@ def fill(model: nn.Module, file: GGUFFile, architecture: Architecture) -> None:
         )
 
 
-def targets_of(model: nn.Module, file: GGUFFile) -> dict[str, Tensor]:
-    """Names in a GGUF file -> the model's weights, or parts of them."""
+def targets_of(model: nn.Module, file: GGUFFile) -> dict[str, tuple[str, Tensor]]:
+    """Names in a GGUF file -> the names of the model's weights, and the weights or parts of them."""
     kind = next(k for k, name in MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = get_tensor_name_map(kind, model.config.num_hidden_layers)  # type: ignore[union-attr, arg-type]
-    targets: dict[str, Tensor] = {}
+    targets: dict[str, tuple[str, Tensor]] = {}
     for own, parameter in model.named_parameters():
         weight = parameter.detach()
         layer, experts, part = own.partition(EXPERTS)
         if experts and part == "gate_up_proj":
             block = f"blk.{layer.split('.')[-2]}"
             gate, up = weight.chunk(2, dim=1)
-            targets |= {f"{block}.ffn_gate_exps.weight": gate, f"{block}.ffn_up_exps.weight": up}
+            targets[f"{block}.ffn_gate_exps.weight"] = (own, gate)
+            targets[f"{block}.ffn_up_exps.weight"] = (own, up)
         elif experts and part == "down_proj":
-            targets[f"blk.{layer.split('.')[-2]}.ffn_down_exps.weight"] = weight
+            targets[f"blk.{layer.split('.')[-2]}.ffn_down_exps.weight"] = (own, weight)
         else:
             name = names.get_name(own, try_suffixes=(".weight", ".bias"))
-            targets[name or f"({own})"] = weight
+            targets[name or f"({own})"] = (own, weight)
     return targets
 
 

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from infinipot.model.groups import GroupedWeight
+
 
 class HeadInput(MoeModelOutputWithPast):
     """The output of a trunk. Every other field that a head reads is None."""
@@ -44,7 +46,12 @@ class OutputColumns(nn.Module):
         bias: Tensor | None = None
         if output.bias is not None:
             bias = output.bias[columns]
-        self._weight = (output.weight[columns], bias)  # in a tuple: not parameters
+        self._bias = (bias,)  # in a tuple: not a parameter
+        self._output = (output.weight, columns)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden.to(self._weight[0].device), *self._weight).to(hidden.device)
+        weight, columns = self._output
+        x = hidden.to(weight.device)
+        if isinstance(weight, GroupedWeight):
+            return weight.linear(x, *self._bias, rows=columns).to(hidden.device)
+        return F.linear(x, weight[columns], *self._bias).to(hidden.device)

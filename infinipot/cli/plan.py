@@ -1,0 +1,107 @@
+"""infinipot plan: which weights, pots and numbers of sessions fit into a memory."""
+
+from __future__ import annotations
+
+import json as writer
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from infinipot.cli.app import Json, Model, app
+from infinipot.cli.command_options import CommandOptions, takes
+from infinipot.cli.console import BadUse, doing, put, silence
+from infinipot.cli.options import COMMON, POT
+
+UNITS = {"MB": 10**6, "GB": 10**9, "MIB": 1 << 20, "GIB": 1 << 30}
+POT_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
+
+
+def memory_bytes(text: str) -> int:
+    """`8GB`, `700 MiB` -> bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmg]i?b)", text.strip(), re.IGNORECASE)
+    unit = UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or float(found[1]) == 0:
+        raise BadUse(f"--memory {text!r} is not allowed: write 8GB, 700MB, 8GiB or 700MiB")
+    return int(float(found[1]) * unit)
+
+
+@app.command()
+@takes(POT, COMMON)
+def plan(
+    model: Model,
+    options: CommandOptions,
+    memory: Annotated[
+        str,
+        typer.Option(
+            "--memory", metavar="SIZE", help="The memory: 8GB, 700MiB. Of a GPU, its own."
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Show which weights, pots and numbers of sessions fit into a memory, from the model's config
+    alone. --pot-size limits it to one size."""
+    size = memory_bytes(memory)
+    with doing(f"looking at {model}", options.quiet):
+        from infinipot.model.load import best_device, best_dtype
+        from infinipot.server import sizes
+
+        if not options["debug"]:
+            silence(options.quiet)
+        dtype = best_dtype(options["dtype"] or "auto", best_device(options["device"] or "auto"))
+        config = options.config()
+        chosen = (config.pot_size,) if options["pot_size"] else POT_SIZES
+        try:
+            found = sizes.sizes_of(sizes.config_from(model), config, dtype, chosen)
+        except OSError as problem:
+            raise BadUse(str(problem)) from problem
+    if json:
+        put(writer.dumps(document(found, size)) + "\n")
+        return
+    for line in table(found, size, model):
+        put(f"{line}\n")
+
+
+def document(found: Any, memory: int) -> dict[str, Any]:
+    """Everything in bytes, and the sessions by weights and pot."""
+    return {
+        "memory": memory,
+        "weights": found.weights,
+        "activations": found.activations,
+        "session": {str(size): count for size, count in found.pots.items()},
+        "sessions": {
+            kind: {str(size): found.sessions(kind, size, memory) for size in found.pots}
+            for kind in found.weights
+        },
+    }
+
+
+def table(found: Any, memory: int, model: str) -> Iterator[str]:
+    """The same for people, and a command that fits."""
+    from infinipot.server.sizes import PROGRAM_BYTES
+
+    yield f"memory      {memory / 1e6:>10,.0f} MB"
+    yield f"program     {PROGRAM_BYTES / 1e6:>10,.0f} MB"
+    yield f"activations {found.activations / 1e6:>10,.0f} MB"
+    yield ""
+    yield f"{'':12}{'weights':>13}   sessions with a pot of"
+    yield f"{'':12}{'':>13}" + "".join(f"{size:>9,}" for size in found.pots)
+    for kind, weights in found.weights.items():
+        counts = [found.sessions(kind, size, memory) for size in found.pots]
+        cells = "".join(f"{count or '-':>9}" for count in counts)
+        yield f"{kind:12}{weights / 1e6:>10,.0f} MB{cells}"
+    cells = "".join(f"{count / 1e6:>9,.0f}" for count in found.pots.values())
+    yield f"{'':12}{'MB a session':>13}{cells}"
+    yield ""
+    yield suggestion(found, memory, model)
+
+
+def suggestion(found: Any, memory: int, model: str) -> str:
+    """A command that fits: with the most exact weights, and the largest pot of those shown."""
+    for kind in found.weights:
+        fits = [size for size in found.pots if found.sessions(kind, size, memory)]
+        if fits:
+            weights = f" --weights {kind}" if kind.startswith("int") else ""
+            return f"infinipot generate {model}{weights} --pot-size {max(fits)}"
+    return "nothing fits: take a smaller model, or more memory"

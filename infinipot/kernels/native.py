@@ -1,0 +1,157 @@
+"""`groups.c`, compiled for this processor at its first use and kept for later ones.
+
+torch has no product of float32 with groups of whole numbers that is fast on a CPU
+(`benchmarks/weight_kernels.py` compares). A machine without a C compiler computes the same with
+torch's own operations, more slowly, and is told so once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from infinipot.checks import ModelWarning
+
+SOURCE = Path(__file__).with_name("groups.c")
+ROWS = 4
+"""Most rows of one call of `products`."""
+FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
+THREADED = "-fopenmp"
+PATIENCE_S = 60
+
+
+def compiler() -> list[str] | None:
+    """The command of the C compiler: of the environment variable CC, else cc, gcc or clang."""
+    named = shlex.split(os.environ.get("CC", ""))
+    for command in (named, ["cc"], ["gcc"], ["clang"]):
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "infinipot"
+
+
+def processor() -> str:
+    """What tells processors apart that need other machine code."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def compiled() -> Path:
+    """The library's file. Raises OSError or RuntimeError if it cannot be made."""
+    command = compiler()
+    if command is None:
+        raise RuntimeError("there is no C compiler")
+    parts = (SOURCE.read_text(), *command, *FLAGS, platform.machine(), processor())
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    target = cache_folder() / f"groups-{key}.so"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            build(command, made)
+            os.replace(made, target)
+    return target
+
+
+def build(command: list[str], target: Path) -> None:
+    """Compile with threads, or without them if the compiler has no OpenMP."""
+    errors = ""
+    for flags in ((*FLAGS, THREADED), FLAGS):
+        result = subprocess.run(
+            [*command, *flags, "-o", str(target), str(SOURCE)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        if result.returncode == 0:
+            return
+        errors = result.stderr
+    raise RuntimeError(f"{command[0]} says: {' '.join(errors.split())[:200]}")
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled functions; None, with a warning, where they cannot be had."""
+    try:
+        return ctypes.CDLL(str(compiled()))
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as problem:
+        warnings.warn(
+            f"quantised weights compute slowly here, because a small C file cannot be compiled "
+            f"({problem}). Install gcc or clang, or name a compiler in the environment variable CC",
+            ModelWarning,
+            stacklevel=3,
+        )
+        return None
+
+
+def fits(x: Tensor) -> bool:
+    """Whether `products` takes this tensor: on a CPU, and without a gradient."""
+    return x.device.type == "cpu" and not x.requires_grad and library() is not None
+
+
+def address(x: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if x is None else x.data_ptr())
+
+
+def products(x: Tensor, numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
+    """x [M, 32 G] float32 times the weights of N outputs -> [M, N] float32.
+
+    numbers: [N, G, 32] int8, or [N, G, 16] uint8. scale: [N, G] float16. low: [N, G] float16, for
+    four bits only. All are contiguous.
+    """
+    outputs, groups = scale.shape
+    y = x.new_empty(x.shape[0], outputs)
+    sums = None
+    if low is not None:
+        sums = x.view(x.shape[0], groups, -1).sum(dim=-1)
+    functions = library()
+    assert functions is not None
+    weights = (address(numbers), address(scale), address(low))
+    for start in range(0, x.shape[0], ROWS):
+        part = x[start : start + ROWS]
+        functions.products(
+            ctypes.c_long(part.shape[0]),
+            address(part),
+            address(None if sums is None else sums[start:]),
+            *weights,
+            address(y[start:]),
+            ctypes.c_long(outputs),
+            ctypes.c_long(groups),
+            ctypes.c_int(torch.get_num_threads()),
+        )
+    return y
+
+
+def unpack(numbers: Tensor, scale: Tensor, low: Tensor | None, out: Tensor) -> None:
+    """Write the weights of N outputs into out [N, 32 G], float32 and contiguous."""
+    outputs, groups = scale.shape
+    functions = library()
+    assert functions is not None
+    functions.unpack(
+        address(numbers),
+        address(scale),
+        address(low),
+        address(out),
+        ctypes.c_long(outputs),
+        ctypes.c_long(groups),
+        ctypes.c_int(torch.get_num_threads()),
+    )

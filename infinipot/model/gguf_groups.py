@@ -1,0 +1,142 @@
+"""The weights of a GGUF file in groups of whole numbers: as the file has them where its blocks are
+such groups, else rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, dequantize
+from gguf.quants import Q4_K
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from infinipot.model.gguf_architectures import Architecture
+from infinipot.model.gguf_file import GGUFFile
+from infinipot.model.gguf_weights import arranged, fill_each
+from infinipot.model.groups import AT_ONCE, GROUP, GroupedWeight, attach, can_hold, quantise
+from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
+
+Kind = GGMLQuantizationType
+FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+"""Types that stay in four bits, whatever is asked for."""
+HALF = 2
+"""Bytes of a float16."""
+
+
+def fill_groups(
+    model: PreTrainedModel, file: GGUFFile, architecture: Architecture, weights: str
+) -> None:
+    """Read a file into a model whose parameters are on the device meta. Matrices become weights in
+    groups; what else there is becomes a parameter. Raises ValueError as `fill` does.
+
+    weights: int8 or int4, or auto: in four bits where the file has four, else in eight.
+    """
+    kind = kind_of(weights)
+    for name, parameter in list(model.named_parameters()):
+        module = model.get_submodule(name.rpartition(".")[0])
+        if not (name.endswith(WEIGHT) and can_hold(module)):
+            value = nn.Parameter(torch.empty_like(parameter, device="cpu"), requires_grad=False)
+            setattr(module, name.rpartition(".")[2], value)
+
+    def put(name: str, own: str, target: Tensor) -> None:
+        if not target.is_meta:
+            values = torch.from_numpy(arranged(file.array(name), name, model, architecture))
+            target.copy_(values.reshape(target.shape))
+            return
+        module = model.get_submodule(own.removesuffix(WEIGHT))
+        bits = 4 if file.tensors[name].kind in FOUR_BITS else bits_of(model, module, kind)
+        weight = in_groups(file, name, bits)
+        reorder(weight, name, model, architecture)
+        attach(module, weight)
+        share(model, own, weight)
+
+    fill_each(model, file, put)
+    config: Any = model.config
+    config.quantization_config = GroupsConfig(kind, bits_by_module(model))
+    model.requires_grad_(False)
+
+
+def in_groups(file: GGUFFile, name: str, bits: int) -> GroupedWeight:
+    """A matrix of the file, a few rows at a time."""
+    entry = file.tensors[name]
+    outputs, width = entry.shape
+    weight = GroupedWeight.empty((outputs, width), bits, torch.device("cpu"))
+    rows = max(1, AT_ONCE // width)
+    for start in range(0, outputs, rows):
+        content = file.rows(name, start, min(start + rows, outputs))
+        weight.put(start, converted(content, entry.kind, bits))
+    return weight
+
+
+def converted(content: np.ndarray, kind: Kind, bits: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows [N, bytes] of a type as `GroupedWeight` holds them."""
+    if (kind, bits) in KEPT:
+        return KEPT[kind, bits](content)
+    numbers = dequantize(content, kind).astype(np.float32, copy=False)
+    return quantise(torch.from_numpy(numbers), bits)
+
+
+def reorder(weight: GroupedWeight, name: str, model: nn.Module, architecture: Architecture) -> None:
+    """Put the rows into the order of transformers."""
+    places = np.arange(weight.shape[0])
+    order = arranged(places, name, model, architecture)
+    if order is not places:
+        weight.put(0, weight.part(torch.from_numpy(np.ascontiguousarray(order))))
+
+
+def blocks_of(content: np.ndarray, *sizes: int) -> list[Tensor]:
+    """Rows [N, bytes] cut into blocks, and the blocks into parts of these sizes: [N, blocks, size]."""
+    blocks = torch.from_numpy(content).unflatten(1, (-1, sum(sizes)))
+    return [part.contiguous() for part in blocks.split(list(sizes), dim=-1)]
+
+
+def halves(part: Tensor) -> Tensor:
+    return part.view(torch.float16)[..., 0]
+
+
+def q8_0(content: np.ndarray) -> tuple[Tensor, Tensor, None]:
+    scale, numbers = blocks_of(content, HALF, GROUP)
+    return numbers.view(torch.int8), halves(scale), None
+
+
+def q5_0(content: np.ndarray) -> tuple[Tensor, Tensor, None]:
+    scale, fifth, low = blocks_of(content, HALF, 4, GROUP // 2)
+    numbers = torch.cat((low & 15, low >> 4), dim=-1)
+    bit = torch.from_numpy(np.unpackbits(fifth.numpy(), axis=-1, bitorder="little"))
+    return (numbers | bit << 4).view(torch.int8) - 16, halves(scale), None
+
+
+def q4_0(content: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    scale, numbers = blocks_of(content, HALF, GROUP // 2)
+    return numbers, halves(scale), (halves(scale).float() * -8).half()
+
+
+def q4_1(content: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    scale, low, numbers = blocks_of(content, HALF, HALF, GROUP // 2)
+    return numbers, halves(scale), halves(low)
+
+
+def q4_k(content: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    """A block has eight groups, whose scales and least values are products of two numbers."""
+    scale, low, factors, packed = blocks_of(content, HALF, HALF, Q4_K.K_SCALE_SIZE, 4 * GROUP)
+    parts = Q4_K.get_scale_min(factors.flatten(0, 1).numpy())
+    own, least = (torch.from_numpy(part).view(*scale.shape[:2], 8).float() for part in parts)
+    # 32 bytes hold a group in their lower bits and the next one in their upper bits
+    pairs = packed.unflatten(-1, (4, 1, GROUP))
+    numbers = torch.cat((pairs & 15, pairs >> 4), dim=-2).flatten(1, 3)
+    numbers = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
+    scales = halves(scale).float()[..., None] * own
+    lows = -halves(low).float()[..., None] * least
+    return numbers, scales.flatten(1).half(), lows.flatten(1).half()
+
+
+KEPT: dict[tuple[Kind, int], Any] = {
+    (Kind.Q8_0, 8): q8_0,
+    (Kind.Q5_0, 8): q5_0,
+    (Kind.Q4_0, 4): q4_0,
+    (Kind.Q4_1, 4): q4_1,
+    (Kind.Q4_K, 4): q4_k,
+}
+"""Types whose numbers stay as they are in so many bits; of Q4_K the scales are rounded to float16."""

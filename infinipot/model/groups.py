@@ -1,0 +1,266 @@
+"""Weights in groups of 32 whole numbers of eight or four bits: one scale each, in four bits also the
+least value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from infinipot.kernels import native
+
+GROUP = 32
+KINDS = {"int8": 8, "int4": 4}
+FEW = 16
+"""Up to so many rows, the compiled product is faster than unpacking the weights for torch's own."""
+BLOCK = {"cpu": 1 << 19}
+"""Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
+OTHER_BLOCK = 1 << 26
+LEAST_ROWS = 256
+"""Rows of a block at least: torch's product of fewer is slow."""
+SHRUNK = (1.0, 0.9)
+"""Parts of a group's range that are tried for four bits; the least error wins."""
+LEAST_SCALE = 2.0**-24
+"""The smallest float16 above 0."""
+AT_ONCE = 1 << 18
+"""Weights that are quantised at a time."""
+
+
+class GroupedWeight(nn.Module):
+    """A weight [N, K] as numbers, scales and least values.
+
+    numbers: [N, G, 32] int8, or [N, G, 16] uint8 with number i in the lower and number i + 16 in the
+    upper bits of byte i. scale: [N, G] float16. low: the same, for four bits; else None. K may be
+    less than 32 G. It is a module, so that an output layer and an embedding can share it.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    low: Tensor | None
+
+    def __init__(self, tensors: tuple[Tensor, Tensor, Tensor | None], width: int) -> None:
+        super().__init__()
+        for name, tensor in zip(("numbers", "scale", "low"), tensors, strict=True):
+            self.register_buffer(name, tensor)
+        self.width = width
+        self.dtype = torch.float32
+        """The type in which the layer computes, which `model.to` may change."""
+
+    def compute_in(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int], bits: int, device: torch.device) -> GroupedWeight:
+        """Room for a weight of this shape [N, K]."""
+        outputs, width = shape
+        groups = -(-width // GROUP)
+        scale = torch.empty(outputs, groups, dtype=torch.float16, device=device)
+        if bits == 8:
+            numbers = torch.empty(outputs, groups, GROUP, dtype=torch.int8, device=device)
+            return cls((numbers, scale, None), width)
+        numbers = torch.empty(outputs, groups, GROUP // 2, dtype=torch.uint8, device=device)
+        return cls((numbers, scale, torch.empty_like(scale)), width)
+
+    @classmethod
+    def of(cls, weight: Tensor, bits: int) -> GroupedWeight:
+        """A weight [N, K] of floating-point numbers, rounded."""
+        outputs, width = weight.shape
+        made = cls.empty((outputs, width), bits, weight.device)
+        rows = max(1, AT_ONCE // width)
+        for start in range(0, outputs, rows):
+            made.put(start, quantise(weight[start : start + rows], bits))
+        return made
+
+    def put(self, start: int, tensors: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        """Write rows from `start` on."""
+        for own, part in zip((self.numbers, self.scale, self.low), tensors, strict=True):
+            if own is not None and part is not None:
+                own[start : start + part.shape[0]] = part
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.low is None else 4
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.scale.shape[0], self.width))
+
+    @property
+    def device(self) -> torch.device:
+        return self.numbers.device
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GroupedWeight:
+        """Follow the model to another device. A change of dtype leaves the scales as they are."""
+        sample = fn(torch.empty(0, dtype=self.dtype, device=self.device))
+        self.dtype = sample.dtype
+        return super()._apply(lambda x: x.to(sample.device), recurse)
+
+    def part(self, rows: slice | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        low = None
+        if self.low is not None:
+            low = self.low[rows]
+        return self.numbers[rows], self.scale[rows], low
+
+    def dequantize(self, rows: slice | Tensor = slice(None)) -> Tensor:
+        """The weights of these rows, float32 [rows, K]."""
+        return unpacked(*self.part(rows))[:, : self.width]
+
+    def linear(self, x: Tensor, bias: Tensor | None = None, rows: slice = slice(None)) -> Tensor:
+        """x [..., K] times these rows of the weight, plus the bias -> [..., rows]."""
+        flat = x.reshape(-1, self.width)
+        if self.width % GROUP:
+            flat = F.pad(flat, (0, GROUP - self.width % GROUP))
+        on_cpu = x.device.type == "cpu"
+        if on_cpu:
+            flat = flat.float().contiguous()
+        if flat.shape[0] <= FEW and native.fits(flat):
+            y = native.products(flat, *self.part(rows))
+        else:
+            y = self._in_blocks(flat, rows)
+        if bias is not None:
+            y = y + bias
+        return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
+
+    def _in_blocks(self, x: Tensor, rows: slice) -> Tensor:
+        """x [M, 32 G] times the weights, unpacked block by block."""
+        first, stop, _ = rows.indices(self.scale.shape[0])
+        count = max(LEAST_ROWS, BLOCK.get(x.device.type, OTHER_BLOCK) // x.shape[1])
+        parts = []
+        room = None
+        if native.fits(x):
+            room = torch.empty(min(count, stop - first), x.shape[1])
+        for start in range(first, stop, count):
+            part = self.part(slice(start, min(start + count, stop)))
+            if room is None:
+                weights = unpacked(*part).to(x.dtype)
+            else:
+                weights = room[: part[1].shape[0]]
+                native.unpack(*part, weights)
+            parts.append(F.linear(x, weights))
+        return torch.cat(parts, dim=1)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Rows of the weight, as an embedding gives them: [..., K]."""
+        rows = self.dequantize(ids.reshape(-1)).to(self.dtype)
+        return rows.view(*ids.shape, self.width)
+
+
+def unpacked(numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
+    """The weights [N, 32 G] float32."""
+    if low is not None:
+        numbers = torch.cat((numbers & 15, numbers >> 4), dim=-1)
+    weights = numbers.float() * scale.float()[..., None]
+    if low is not None:
+        weights += low.float()[..., None]
+    return weights.flatten(1)
+
+
+def quantise(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Rows [N, K] of floating-point numbers as `GroupedWeight` holds them."""
+    weight = weight.float()
+    if weight.shape[1] % GROUP:
+        # repeated, the last number does not widen the range of its group
+        extra = GROUP - weight.shape[1] % GROUP
+        weight = torch.cat((weight, weight[:, -1:].expand(-1, extra)), dim=1)
+    groups = weight.unflatten(1, (-1, GROUP))
+    if bits == 8:
+        scale = (groups.abs().amax(dim=-1) / 127).clamp(min=LEAST_SCALE).half()
+        numbers = (groups / scale.float()[..., None]).round().clamp(-127, 127)
+        return numbers.nan_to_num().to(torch.int8), scale, None
+    return _quantise4(groups)
+
+
+def _quantise4(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups [N, G, 32] in four bits: for each the range with the least square error."""
+    least = groups.amin(dim=-1)
+    most = groups.amax(dim=-1)
+    best = torch.full_like(least, torch.inf)
+    # what is not finite stays as it is, for `check_numbers`
+    scale = ((most - least) / 15).clamp(min=LEAST_SCALE)
+    low = least.clone()
+    for part in SHRUNK:
+        cut = (1 - part) / 2 * (most - least)
+        tried = fitted(groups, ((most - least) * part / 15).clamp(min=LEAST_SCALE), least + cut)
+        error = (restored(groups, *tried) - groups).square().sum(dim=-1)
+        better = error < best
+        best = torch.where(better, error, best)
+        scale = torch.where(better, tried[0], scale)
+        low = torch.where(better, tried[1], low)
+    numbers = levels(groups, scale, low).nan_to_num().to(torch.uint8)
+    packed = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
+    return packed, scale.half(), low.half()
+
+
+def levels(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    return ((groups - low[..., None]) / scale[..., None]).round().clamp(0, 15)
+
+
+def restored(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    return levels(groups, scale, low) * scale[..., None] + low[..., None]
+
+
+def fitted(groups: Tensor, scale: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and least value, moved to the least squares for the numbers that they give, as float16
+    holds them."""
+    numbers = levels(groups, scale, low)
+    mean = numbers.mean(dim=-1)
+    spread = (numbers - mean[..., None]).square().sum(dim=-1)
+    center = groups.mean(dim=-1)
+    together = ((numbers - mean[..., None]) * (groups - center[..., None])).sum(dim=-1)
+    better = torch.where(spread > 0, together / spread, scale).clamp(min=LEAST_SCALE)
+    return better.half().float(), (center - better * mean).half().float()
+
+
+class GroupedLinear(nn.Linear):
+    """A linear layer whose weight is a GroupedWeight."""
+
+    weight: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight.linear(x, self.bias)
+
+
+class GroupedEmbedding(nn.Embedding):
+    """An embedding whose weight is a GroupedWeight. Classes that scale what it returns stay in front
+    of it."""
+
+    weight: Any
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight.lookup(ids)
+
+
+def can_hold(module: nn.Module) -> bool:
+    """Whether the module's weight may be a GroupedWeight."""
+    if isinstance(module, nn.Linear):
+        return type(module).forward is nn.Linear.forward
+    return isinstance(module, nn.Embedding)
+
+
+def attach(module: nn.Module, weight: GroupedWeight) -> None:
+    """Give a linear layer or an embedding its weight in groups."""
+    if not isinstance(module.weight, GroupedWeight):
+        own = type(module)
+        base = GroupedLinear if isinstance(module, nn.Linear) else GroupedEmbedding
+        plain = own in (nn.Linear, nn.Embedding)
+        module.__class__ = base if plain else type(own.__name__, (own, base), {})
+        if module.weight is not None:
+            weight.compute_in(module.weight.dtype)  # type: ignore[arg-type]
+        module._parameters.pop("weight", None)
+    module.weight = weight
+    # transformers gives it no random numbers
+    module._is_hf_initialized = True  # type: ignore[assignment]
+
+
+def weights_in_groups(model: nn.Module) -> dict[str, GroupedWeight]:
+    """The model's weights in groups, by name; a shared one once."""
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, GroupedWeight)
+    }

@@ -1,0 +1,235 @@
+"""Weights in groups for transformers: quantised while a model is loaded, and loaded again as they
+were saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from infinipot.checks import known
+from infinipot.model.groups import (
+    AT_ONCE,
+    GROUP,
+    KINDS,
+    GroupedWeight,
+    attach,
+    can_hold,
+    quantise,
+    weights_in_groups,
+)
+from infinipot.model.stored import StoredTensor
+
+METHOD = "infinipot"
+WEIGHTS = ("auto", *KINDS)
+WEIGHT = ".weight"
+
+
+@register_quantization_config(METHOD)
+class GroupsConfig(QuantizationConfigMixin):
+    """The entry `quantization_config` of a model's config.
+
+    weights: int8 or int4. modules: bits by name, of a model that is saved.
+    """
+
+    def __init__(
+        self, weights: str = "int8", modules: dict[str, int] | None = None, **others: Any
+    ) -> None:
+        known("weights", weights, KINDS)
+        size = others.get("group_size", GROUP)
+        if size != GROUP or not all(bits in KINDS.values() for bits in (modules or {}).values()):
+            raise ValueError(
+                f"its quantization_config names groups of {size} and modules in "
+                f"{sorted(set((modules or {}).values()))} bits; known are groups of {GROUP}, in 4 or 8"
+            )
+        self.quant_method = METHOD  # type: ignore[assignment]
+        self.weights = weights
+        self.modules = modules or {}
+        self.group_size = GROUP
+
+
+def kind_of(weights: str) -> str:
+    """int8 or int4; auto stands for int8."""
+    known("weights", weights, WEIGHTS)
+    if weights == "auto":
+        return "int8"
+    return weights
+
+
+def bits_of(model: PreTrainedModel, module: nn.Module, weights: str) -> int:
+    """Bits for a module's weight. Embeddings and the output layer have eight: a model is most
+    sensitive there."""
+    if isinstance(module, nn.Embedding) or module is model.get_output_embeddings():
+        return 8
+    return KINDS[weights]
+
+
+def ties(model: PreTrainedModel, name: str) -> list[str]:
+    """The names of the weights that are tied to this one. The model forgets that they are: what is
+    in groups is shared by hand."""
+    pairs = [pair for pair in model.all_tied_weights_keys.items() if name in pair]
+    for target, _ in pairs:
+        del model.all_tied_weights_keys[target]
+    return [other for pair in pairs for other in pair if other != name]
+
+
+def share(model: PreTrainedModel, name: str, weight: GroupedWeight) -> list[str]:
+    """Give the weight to all modules that are tied to `name`, unless they have their own. Returns the
+    names of their weights."""
+    names = ties(model, name)
+    for other in names:
+        module = model.get_submodule(other.removesuffix(WEIGHT))
+        own = module.weight
+        if isinstance(own, GroupedWeight) and not same(own, weight):
+            continue
+        attach(module, weight)
+    return names
+
+
+def same(a: GroupedWeight, b: GroupedWeight) -> bool:
+    return a.bits == b.bits and all(
+        torch.equal(x, y) for x, y in zip(a.buffers(), b.buffers(), strict=True)
+    )
+
+
+class Quantise(ConversionOps):
+    """Puts a weight of the checkpoint into its module, in groups."""
+
+    def __init__(self, hf_quantizer: GroupsQuantizer) -> None:
+        self.hf_quantizer = hf_quantizer
+
+    def convert(
+        self, input_dict: dict[str, Any], model: Any = None, full_layer_name: str = "", **more: Any
+    ) -> dict[str, Any]:
+        value = next(iter(input_dict.values()))
+        value = value[0] if isinstance(value, list) else value
+        module = model.get_submodule(full_layer_name.removesuffix(WEIGHT))
+        missing = more["missing_keys"]
+        missing.discard(full_layer_name)
+        if tuple(value.shape) != tuple(module.weight.shape):
+            shapes = (full_layer_name, value.shape, module.weight.shape)
+            self.hf_quantizer.mismatched.add(shapes)
+            return {}
+        bits = bits_of(model, module, self.hf_quantizer.quantization_config.weights)
+        weight = in_groups(value, bits)
+        attach(module, weight)
+        missing.difference_update(share(model, full_layer_name, weight))
+        return {}
+
+
+def in_groups(value: Any, bits: int) -> GroupedWeight:
+    """A tensor, or one in a file, in groups."""
+    if not isinstance(value, StoredTensor):
+        return GroupedWeight.of(value, bits)
+    outputs, width = value.shape
+    weight = GroupedWeight.empty((outputs, width), bits, torch.device("cpu"))
+    rows = max(1, AT_ONCE // width)
+    for start in range(0, outputs, rows):
+        part = value.rows(start, min(start + rows, outputs))
+        weight.put(start, quantise(part, bits))
+    return weight
+
+
+@register_quantizer(METHOD)
+class GroupsQuantizer(HfQuantizer):
+    """transformers calls it while it loads a model."""
+
+    quantization_config: GroupsConfig
+
+    def __init__(self, quantization_config: GroupsConfig, **more: Any) -> None:
+        super().__init__(quantization_config, **more)
+        self.mismatched: set[tuple[str, torch.Size, torch.Size]] = set()
+        self.empty: list[tuple[str, nn.Module]] = []
+        """Modules that get the weight of the module with this name."""
+
+    def param_needs_quantization(self, model: Any, param_name: str, **more: Any) -> bool:
+        """Whether a parameter of the skeleton becomes a weight in groups."""
+        if self.pre_quantized or not param_name.endswith(WEIGHT):
+            return False
+        module = model.get_submodule(param_name.removesuffix(WEIGHT))
+        return can_hold(module) and isinstance(module.weight, nn.Parameter)
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return Quantise(self)
+
+    def _process_model_before_weight_loading(self, model: Any, **more: Any) -> Any:
+        if self.pre_quantized:
+            bits_of_each = self.quantization_config.modules
+            for name, bits in bits_of_each.items():
+                make_room(model, name, bits)
+            for target, source in list(model.all_tied_weights_keys.items()):
+                if target.removesuffix(WEIGHT) in bits_of_each:  # it has its own
+                    del model.all_tied_weights_keys[target]
+                elif source.removesuffix(WEIGHT) in bits_of_each:
+                    del model.all_tied_weights_keys[target]
+                    module = model.get_submodule(target.removesuffix(WEIGHT))
+                    leave_empty(module)
+                    self.empty.append((source.removesuffix(WEIGHT), module))
+        return model
+
+    def _process_model_after_weight_loading(self, model: Any, **more: Any) -> Any:
+        for name, module in self.empty:
+            attach(module, model.get_submodule(name).weight)
+        model.config.quantization_config = GroupsConfig(
+            self.quantization_config.weights, bits_by_module(model)
+        )
+        return model.requires_grad_(False)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def make_room(model: PreTrainedModel, name: str, bits: int) -> None:
+    """Replace a module's weight by an empty one in groups, to be read."""
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        raise ValueError(f"its quantization_config names {name}, which the model has not") from None
+    if not can_hold(module):
+        raise ValueError(
+            f"its quantization_config names {name}, which is a {type(module).__name__}"
+        )
+    shape = tuple(module.weight.shape)
+    attach(module, GroupedWeight.empty(shape, bits, module.weight.device))
+
+
+def leave_empty(module: Any) -> None:
+    """Take away a weight that is tied to one in groups. It comes back when that one is read."""
+    del module._parameters["weight"]
+    module.weight = None
+    module._is_hf_initialized = True
+
+
+def bits_by_module(model: PreTrainedModel) -> dict[str, int]:
+    return {
+        name.removesuffix(WEIGHT): weight.bits for name, weight in weights_in_groups(model).items()
+    }
+
+
+def quantise_model(model: PreTrainedModel, weights: str) -> None:
+    """Put the weights of a model in memory into groups, one after the other. weights: int8, int4, or
+    auto, which is int8."""
+    weights = kind_of(weights)
+    owners: dict[nn.Parameter, list[nn.Module]] = {}
+    for module in model.modules():
+        if can_hold(module) and isinstance(module.weight, nn.Parameter):
+            owners.setdefault(module.weight, []).append(module)
+    while owners:
+        plain, modules = owners.popitem()
+        bits = max(bits_of(model, module, weights) for module in modules)
+        weight = GroupedWeight.of(plain.detach(), bits)
+        for module in modules:
+            attach(module, weight)
+    model.all_tied_weights_keys.clear()
+    model.config.quantization_config = GroupsConfig(weights, bits_by_module(model))
+    model.requires_grad_(False)

@@ -1,0 +1,125 @@
+"""What a model and its pots will take in memory, reckoned from its config: no weights are loaded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from infinipot.bench.shapes import SHAPES, shape_config
+from infinipot.config import PotConfig
+from infinipot.model.gguf_config import config_of
+from infinipot.model.gguf_file import read_file
+from infinipot.model.groups import GROUP, can_hold
+from infinipot.model.load import found
+from infinipot.model.quantizer import bits_of
+from infinipot.model.runner import ModelRunner
+from infinipot.server.memory import activation_bytes, pot_bytes, unscored_bytes
+
+PROGRAM_BYTES = 450 << 20
+"""What Python, torch and transformers take before a model is loaded, about."""
+NARROW = 8
+"""Width of the trial model, times its heads."""
+VOCABULARY = 512
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes. weights: by kind. pots: a session by the size of its pot. activations: of one chunk."""
+
+    weights: dict[str, int]
+    pots: dict[int, int]
+    activations: int
+
+    def sessions(self, kind: str, pot_size: int, memory: int) -> int:
+        """How many sessions have room beside the weights; 0 if not even one has."""
+        room = memory - PROGRAM_BYTES - self.weights[kind] - self.activations
+        return max(0, room // self.pots[pot_size])
+
+
+def config_from(model: str) -> Any:
+    """The config of a model by name, or of a shape that `bench` knows. Raises OSError or ValueError
+    as `load` does."""
+    if model in SHAPES:
+        return shape_config(model)
+    source = found(model)
+    if isinstance(source, Path) and source.is_file():
+        return config_of(read_file(source))[0]
+    return AutoConfig.from_pretrained(source, trust_remote_code=False)
+
+
+def weight_bytes(config: Any, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of the weights by kind: in dtype, in int8, in int4."""
+    plain = copy.deepcopy(config)
+    if getattr(plain, "quantization_config", None) is not None:
+        del plain.quantization_config
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(plain, dtype=dtype)
+    model.tie_weights()
+    total = dict.fromkeys((str(dtype).removeprefix("torch."), "int8", "int4"), 0)
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            if parameter in seen:
+                continue
+            seen.add(parameter)
+            for kind in total:
+                grouped = kind.startswith("int") and parameter.dim() == 2 and can_hold(module)
+                bits = bits_of(model, module, kind) if grouped else 0
+                total[kind] += grouped_bytes(parameter, bits) if bits else parameter.nbytes
+    return total
+
+
+def grouped_bytes(weight: nn.Parameter, bits: int) -> int:
+    """Bytes of a weight in groups: its numbers, and two or four bytes for each group."""
+    groups = weight.shape[0] * -(-weight.shape[1] // GROUP)
+    return groups * (GROUP * bits // 8 + (2 if bits == 8 else 4))
+
+
+def narrow(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """A random model with the layers and heads of a config, but narrow: its pots are as large."""
+    plain = copy.deepcopy(config)
+    if getattr(plain, "quantization_config", None) is not None:
+        del plain.quantization_config
+    text = plain.get_text_config()
+    heads = text.num_attention_heads
+    values = {
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "hidden_size": NARROW * heads,
+        "intermediate_size": NARROW * heads,
+        "vocab_size": VOCABULARY,
+    }
+    if hasattr(text, "moe_intermediate_size"):
+        values["moe_intermediate_size"] = NARROW * heads
+    for name, value in values.items():
+        setattr(text, name, value)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(text, name, None)
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(plain, dtype=dtype)
+    return made.eval()
+
+
+def sizes_of(config: Any, pot: PotConfig, dtype: torch.dtype, pot_sizes: Sequence[int]) -> Sizes:
+    """What the model takes, with pots of these sizes. Raises ValueError for a model that cannot read
+    into a pot."""
+    runner = ModelRunner(narrow(config, dtype))
+    own: Any = runner.model.config
+    pots = {}
+    for size in pot_sizes:
+        asked = pot.replace(pot_size=size)
+        pots[size] = pot_bytes(runner, asked)
+    # what depends on the width is reckoned with the model's own
+    text = config.get_text_config()
+    narrow_text = own.get_text_config()
+    for name in ("hidden_size", "intermediate_size"):
+        setattr(narrow_text, name, getattr(text, name, None))
+    runner.vocabulary = text.vocab_size
+    for size in pot_sizes:
+        pots[size] += unscored_bytes(runner, pot.replace(pot_size=size))
+    return Sizes(weight_bytes(config, dtype), pots, activation_bytes(runner, pot))

@@ -1,0 +1,340 @@
+"""Weights in groups of whole numbers: exact against stock with the same weights, whatever they were made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from commands import save_tiny
+from families import FAMILIES
+from helpers import CATALYST, assert_close, kept, random_ids
+from tiny import make_tiny
+
+from infinipot import PotConfig, Session, load
+from infinipot.checks import ModelWarning
+from infinipot.engine.distill import score_novelty
+from infinipot.kernels import native
+from infinipot.model import convert, gguf_groups, groups
+from infinipot.model import load as loading
+from infinipot.model.groups import GROUP, GroupedWeight, weights_in_groups
+from infinipot.model.quantizer import quantise_model
+
+KINDS = ("int8", "int4")
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The compiled functions, and torch's own operations in their place."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "fits", lambda x: False)
+    elif native.compiler() is None:
+        pytest.skip("needs a C compiler")
+    return request.param
+
+
+@pytest.mark.parametrize("width", [64, 50])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_products_are_those_of_the_weights(
+    way: str, bits: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For few rows and for many, for all outputs and for some, with blocks that end within them."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(groups, "LEAST_ROWS", 16)
+    monkeypatch.setattr(groups, "BLOCK", {"cpu": 1})
+    weight = GroupedWeight.of(torch.randn(70, width), bits)
+    plain = weight.dequantize()
+    bias = torch.randn(70)
+    for rows in (1, 2, 3, 5, groups.FEW, groups.FEW + 1):
+        x = torch.randn(2, rows, width)
+        assert_close("all", weight.linear(x, bias), x @ plain.T + bias, 1e-6)
+        assert_close("some", weight.linear(x, rows=slice(9, 33)), x @ plain[9:33].T, 1e-6)
+    assert torch.equal(weight.lookup(torch.tensor([[3, 69]])), plain[[3, 69]][None])
+
+
+@pytest.mark.parametrize(("bits", "allowed"), [(8, 0.006), (4, 0.08)])
+def test_rounding_errors_are_those_of_the_bits(bits: int, allowed: float) -> None:
+    """Of normal numbers; a number that is far from the others disturbs its own group only."""
+    torch.manual_seed(0)
+    plain = torch.randn(64, 4 * GROUP)
+    plain[5, 40] = 100.0
+    error = GroupedWeight.of(plain, bits).dequantize() - plain
+    assert float(error[6:].norm() / plain[6:].norm()) < allowed
+    assert float(error[5, :GROUP].norm() / plain[5, :GROUP].norm()) < 1.5 * allowed
+    constant = torch.full((2, GROUP), 0.25)
+    assert_close("constant", GroupedWeight.of(constant, bits).dequantize(), constant, 0.005)
+    assert not GroupedWeight.of(torch.zeros(2, GROUP), bits).dequantize().any()
+
+
+def test_without_a_compiler_the_user_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    native.library.cache_clear()
+    try:
+        with pytest.warns(ModelWarning, match="Install gcc or clang"):
+            assert not native.fits(torch.zeros(1, GROUP))
+        assert not native.fits(torch.zeros(1, GROUP))  # a second warning would be an error here
+    finally:
+        native.library.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("Llama-3.2", "int4"), ("Gemma-3", "int8"), ("Cohere-2", "int4"), ("Qwen3-MoE", "int8")],
+)
+def test_what_fits_is_read_as_stock(name: str, kind: str) -> None:
+    """Exact against the stock model with the same weights, read at once, in chunks and token by token, novelty included."""
+    model = FAMILIES[name].build()
+    quantise_model(model, kind)
+    ids = random_ids(60)
+    logits = model(torch.tensor([ids])).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits[0, :-1], torch.tensor(ids[1:]), reduction="none"
+    )
+    for chunk in (1, 7, 512):
+        session = Session(model, None, PotConfig(pot_size=60, chunk_tokens=chunk, novelty=1.0))
+        session.append(ids)
+        score_novelty(session.runner, session.pot)
+        assert_close(f"in chunks of {chunk}", session.logits, logits[:, -1])
+        assert_close("novelty", session.pot.novelty[0, 1:], losses)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_small_pot_keeps_what_the_plain_weights_keep(kind: str) -> None:
+    """Over distillations: the same as a model with the rounded weights as plain numbers."""
+    model = make_tiny("qwen3")
+    quantise_model(model, kind)
+    plain = make_tiny("qwen3")
+    for name, weight in weights_in_groups(model).items():
+        plain.get_parameter(name).data.copy_(weight.dequantize())
+    sessions = []
+    for one in (model, plain):
+        session = Session(one, None, PotConfig(pot_size=48, distill_to=20, chunk_tokens=9))
+        session.append(random_ids(150), question=CATALYST)
+        sessions.append(session)
+    assert kept(sessions[0]) == kept(sessions[1])
+    assert_close("logits", sessions[0].logits, sessions[1].logits)
+
+
+def test_a_tied_head_shares_one_copy() -> None:
+    model = FAMILIES["Llama-3.2"].build()
+    quantise_model(model, "int4")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.to(torch.bfloat16)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.weight.scale.dtype is torch.float16  # scales stay
+    assert model(torch.tensor([[1, 2]])).logits.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_is_quantised_while_it_is_read(tmp_path: Path, kind: str, tied: bool) -> None:
+    """The weights are those of a model that is quantised in memory; a saved copy is the same again."""
+    save_tiny(tmp_path)
+    if tied:  # then the file has no head
+        plain, _ = load(str(tmp_path), dtype="float32")
+        plain.config.tie_word_embeddings = True
+        plain.tie_weights()
+        plain.save_pretrained(tmp_path)
+    expected, _ = load(str(tmp_path), dtype="float32")
+    quantise_model(expected, kind)
+    model, _ = load(str(tmp_path), dtype="float32", weights=kind)
+    ids = torch.tensor([random_ids(40)])
+    assert weights_in_groups(model).keys() == weights_in_groups(expected).keys()
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
+    assert model.generation_config.eos_token_id == expected.generation_config.eos_token_id
+
+
+def test_shards_and_files_of_torch_are_quantised_too(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    expected, _ = load(str(tmp_path), dtype="float32", weights="int8")
+    ids = torch.tensor([random_ids(40)])
+    plain, _ = load(str(tmp_path), dtype="float32")
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(plain.state_dict(), tmp_path / "pytorch_model.bin")
+    model, _ = load(str(tmp_path), dtype="float32", weights="int8")
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+    (tmp_path / "pytorch_model.bin").unlink()
+    plain.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    model, _ = load(str(tmp_path), dtype="float32", weights="int8")
+    assert torch.equal(model(ids).logits, expected(ids).logits)
+
+
+def test_wrong_weights_are_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    with pytest.raises(ValueError, match="unknown weights 'int5'.*known: auto, int8, int4"):
+        load(str(tmp_path), weights="int5")
+    config = json.loads((tmp_path / "config.json").read_text())
+    wrong = {**config, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match="wrong shapes: model.layers.0.mlp.down_proj.weight"):
+        load(str(tmp_path), weights="int4")
+    wrong = {**config, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match="weights are missing: model.layers.2"):
+        load(str(tmp_path), weights="int4")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plain, _ = load(str(tmp_path), dtype="float32")
+    plain.model.layers[1].mlp.up_proj.weight.data[3, 3] = torch.nan
+    plain.save_pretrained(tmp_path)
+    for kind in KINDS:
+        with pytest.raises(ValueError, match=r"layers.1.mlp.up_proj.weight holds NaN"):
+            load(str(tmp_path), weights=kind)
+
+
+TYPES = gguf.GGMLQuantizationType
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [(TYPES.Q8_0, 8), (TYPES.Q5_0, 8), (TYPES.Q4_0, 4), (TYPES.Q4_1, 4)],
+    ids=str,
+)
+def test_blocks_of_a_gguf_file_stay_value_for_value(kind: Any, bits: int) -> None:
+    content = gguf.quantize(RANDOM.standard_normal((6, 96), dtype=np.float32), kind)
+    weight = GroupedWeight(gguf_groups.converted(content, kind, bits), 96)
+    assert np.array_equal(weight.dequantize().numpy(), gguf.dequantize(content, kind))
+
+
+def random_blocks(kind: Any, rows: int, blocks: int) -> np.ndarray:
+    """Blocks of K-quants with random bits, and finite scales: their first or last numbers in float16."""
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    content = RANDOM.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    scales = (RANDOM.random((rows, blocks, 2)) * 0.01 + 0.001).astype(np.float16).view(np.uint8)
+    where = {TYPES.Q6_K: slice(-2, None), TYPES.Q3_K: slice(-2, None), TYPES.Q2_K: slice(-4, None)}
+    place = where.get(kind, slice(0, 4))
+    content[..., place] = scales[..., : content[..., place].shape[-1]]
+    return content.reshape(rows, -1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "allowed"),
+    [
+        (TYPES.Q4_K, 4, 5e-4),
+        (TYPES.Q5_K, 8, 0.006),
+        (TYPES.Q6_K, 8, 0.008),
+        (TYPES.Q3_K, 8, 0.008),
+        (TYPES.Q2_K, 8, 0.008),
+        (TYPES.Q6_K, 4, 0.12),
+    ],
+    ids=str,
+)
+def test_k_quants_are_rounded_as_little_as_the_bits_allow(
+    kind: Any, bits: int, allowed: float
+) -> None:
+    content = random_blocks(kind, 6, 2)
+    plain = gguf.dequantize(content, kind)
+    got = GroupedWeight(gguf_groups.converted(content, kind, bits), 512).dequantize().numpy()
+    assert np.linalg.norm(got - plain) / np.linalg.norm(plain) < allowed
+
+
+def test_a_gguf_model_is_that_of_its_file(smollm2: Any) -> None:
+    """The embedded model is Q4_1 with an embedding in Q8_0: its logits stay the same."""
+    model, tokenizer = load("smollm2", dtype="float32", weights="auto")
+    ids = tokenizer("The keeper of the lighthouse wrote", return_tensors="pt").input_ids
+    assert_close("logits", model(ids).logits, smollm2[0](ids).logits, 1e-5)
+    assert sum(one.nbytes for one in weights_in_groups(model).values()) < 97e6
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+READERS = {
+    "gptq": "pip install gptqmodel optimum",
+    "awq": "pip install gptqmodel",
+    "bitsandbytes": "pip install bitsandbytes",
+    "compressed-tensors": "pip install compressed-tensors",
+    "torchao": "pip install torchao",
+    "fbgemm_fp8": "requires a GPU",
+    "quip": "transformers .* does not read",
+}
+"""What the sentence names, where nothing is installed and there is no GPU."""
+
+
+@pytest.mark.parametrize("method", READERS)
+def test_weights_that_are_quantised_already(tmp_path: Path, method: str) -> None:
+    """Where no package reads them, the sentence names it. Another kind cannot be asked for."""
+    package = READERS[method].split()[2].replace("-", "_")
+    if importlib.util.find_spec(package) or torch.cuda.is_available():
+        pytest.skip(f"{method} may be read here")
+    save_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    kind = {"quant_method": method, "bits": 4, "group_size": 32, "load_in_4bit": method[0] == "b"}
+    kind["quant_type"] = {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}, "_version": 1}}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": kind}))
+    with pytest.raises(ValueError, match=READERS[method]):
+        load(str(tmp_path))
+    with pytest.raises(ValueError, match=method):
+        load(str(tmp_path), weights="int4")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copy_is_the_same_again(tmp_path: Path, kind: str) -> None:
+    """Weights, tied ones too, settings and tokenizer; what stands there already is left alone."""
+    save_tiny(tmp_path / "plain")
+    plain, tokenizer = load(str(tmp_path / "plain"), dtype="float32")
+    plain.config.tie_word_embeddings = kind == "int4"
+    plain.tie_weights()
+    quantise_model(plain, kind)
+    convert.save(plain, tokenizer, tmp_path / "copy")
+    model, other = load(str(tmp_path / "copy"), dtype="float32")
+    ids = torch.tensor([random_ids(40)])
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) is (kind == "int4")
+    assert other.get_vocab() == tokenizer.get_vocab()
+    assert load(str(tmp_path / "copy"), weights=kind)[0].lm_head.weight.bits == 8
+    with pytest.raises(ValueError, match=f"quantised already .{kind}"):
+        load(str(tmp_path / "copy"), weights="int8" if kind == "int4" else "int4")
+    with pytest.raises(ValueError, match="exists already"):
+        convert.save(plain, tokenizer, tmp_path / "copy")
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["copy", "plain"]
+
+
+def test_large_models_are_saved_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convert, "SHARD_BYTES", 20_000)
+    save_tiny(tmp_path / "plain")
+    plain, tokenizer = load(str(tmp_path / "plain"), dtype="float32", weights="int4")
+    size = convert.save(plain, tokenizer, tmp_path / "copy")
+    files = list((tmp_path / "copy").glob("*.safetensors"))
+    assert len(files) > 2 and sum(path.stat().st_size for path in files) >= size
+    model, _ = load(str(tmp_path / "copy"), dtype="float32")
+    ids = torch.tensor([random_ids(40)])
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds", "expected"),
+    [
+        ("flags : fma avx2", 0.1, torch.float32),
+        ("flags : fma avx512_bf16", 0.1, torch.bfloat16),
+        ("Features : asimd bf16", 0.1, torch.bfloat16),
+        ("flags : avx512_bf16", 10.0, torch.float32),
+        (None, 0.1, torch.float32),
+    ],
+)
+def test_the_type_for_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, seconds: float, expected: Any
+) -> None:
+    """bfloat16 where the processor has it and it is faster, said once; else float32."""
+    info = tmp_path / "cpuinfo"
+    if flags is not None:
+        info.write_text(f"processor : 0\n{flags}\n")
+    monkeypatch.setattr(loading, "CPU_INFO", info)
+    monkeypatch.setattr(loading, "product_s", {torch.bfloat16: seconds, torch.float32: 1.0}.get)
+    loading.fast_bfloat16.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                assert loading.best_dtype("auto", torch.device("cpu")) is expected
+        assert len(told) == (expected is torch.bfloat16)
+        assert loading.best_dtype("float32", torch.device("cpu")) is torch.float32
+        assert loading.best_dtype("auto", torch.device("cuda")) is torch.bfloat16
+    finally:
+        loading.fast_bfloat16.cache_clear()

@@ -1,0 +1,62 @@
+"""What `infinipot plan` reckons from a config is what the model takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import one_line, save_tiny
+from families import FAMILIES
+
+from infinipot import PotConfig, load
+from infinipot.cli import main
+from infinipot.model.groups import weights_in_groups
+from infinipot.model.quantizer import quantise_model
+from infinipot.model.runner import ModelRunner
+from infinipot.server.memory import activation_bytes, pot_bytes, unscored_bytes
+from infinipot.server.sizes import sizes_of
+
+
+@pytest.mark.parametrize("name", ["Llama-3.2", "Gemma-3", "Qwen3-MoE", "Falcon-H1"])
+def test_reckoned_sizes_are_those_of_the_model(name: str) -> None:
+    """Weights of each kind to the byte, and pots, activations and what waits for its novelty."""
+    model = FAMILIES[name].build()
+    pot = PotConfig(pot_size=64)
+    sizes = sizes_of(model.config, pot, torch.float32, (64, 256))
+    runner = ModelRunner(model)
+    for size in (64, 256):
+        asked = pot.replace(pot_size=size)
+        assert sizes.pots[size] == pot_bytes(runner, asked) + unscored_bytes(runner, asked)
+    assert sizes.activations == activation_bytes(runner, pot)
+    assert sizes.weights["float32"] == sum(one.nbytes for one in model.parameters())
+    for kind in ("int8", "int4"):
+        other = FAMILIES[name].build()
+        quantise_model(other, kind)
+        groups = sum(one.nbytes for one in weights_in_groups(other).values())
+        assert sizes.weights[kind] == groups + sum(one.nbytes for one in other.parameters())
+
+
+def test_plan_prints_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tiny(tmp_path)
+    command = ["plan", str(tmp_path), "--quiet", "--dtype", "float32", "--memory"]
+    assert main([*command, "600MB", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    model: Any = load(str(tmp_path), dtype="float32")[0]
+    assert document["weights"]["float32"] == sum(one.nbytes for one in model.parameters())
+    few = document["sessions"]["int4"]
+    assert few["512"] > few["1024"] > few["16384"] > 0
+    assert main([*command, "600MB", "--pot-size", "1k"]) == 0
+    told = capsys.readouterr().out
+    assert f"infinipot generate {tmp_path} --pot-size 1024" in told
+    assert f"{few['1024']}" in told
+    assert main([*command, "300MB"]) == 0
+    assert "nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("memory", ["8", "much", "0GB", "-1GB", "8 TB", ""])
+def test_memory_that_is_none_is_refused(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "smollm2", f"--memory={memory}"]) == 2
+    one_line(capsys.readouterr().err, f"--memory {memory!r}", "8GB")
