@@ -18,7 +18,6 @@ from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
-from infinipot.policies import Observation
 
 
 def read(
@@ -111,10 +110,11 @@ def score_novelty(runner: ModelRunner, pot: Pot) -> None:
 class Distiller:
     """Reads into pots of one model, and distils them by one plan."""
 
-    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+    def __init__(self, runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -> None:
+        """ends: for each token id, whether it ends a sentence, [V] bool, if the plan needs that."""
         self.runner = runner
         self.plan = plan
-        self.watcher = Watcher(runner, plan)
+        self.watcher = Watcher(runner, plan, ends)
 
     @torch.no_grad()
     def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
@@ -159,11 +159,8 @@ class Distiller:
             self.watcher.layer(pot, place, described, prompted)
             for place, described in zip(places, rows, strict=True)
         ]
-        judged = [self._judge(layer) for layer in seen]
         budget = min(self.plan.layers[places[0]].budget, seen[0].index.shape[-1])
-        scores = None
-        if judged[0] is not None:
-            scores = torch.cat([x for x in judged if x is not None])
+        scores = policy.judge_layers(seen)
         layers = seen[0]
         if len(places) > 1 and layers.novelty is not None:  # all that `Policy.choose` looks at
             free = novelty[..., pot.pinned :].contiguous()
@@ -175,17 +172,6 @@ class Distiller:
             past = F.pad(scores, (pot.pinned, 0))
         indices = torch.cat((head, indices + pot.pinned), dim=-1)
         return Choice(places, indices, index, novelty, past)
-
-    def _judge(self, layer: Observation) -> Tensor | None:
-        """The policy's scores of a layer. Raises ValueError for scores of another shape."""
-        policy = self.plan.policy
-        scores = policy.judge(layer)
-        if scores is not None and scores.shape != layer.index.shape:
-            raise ValueError(
-                f"policy {policy.name!r} gave scores of shape {tuple(scores.shape)}: "
-                f"they must be [B, K, P] = {tuple(layer.index.shape)}"
-            )
-        return scores
 
     def make_room(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> int:
         """Distil if the next token would leave no room for the catalyst. Returns the length of the
@@ -203,7 +189,7 @@ class Distiller:
         with sliding windows and state-space layers.
         """
         needs = self.plan.needs
-        alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
+        alone = "catalyst" in needs and not {"replay", "newest", "received", "expected"} & needs
         return (
             alone
             and catalyst is not pot.newest
