@@ -90,6 +90,9 @@ class Ranked(Prompted, Attended):
     def smooths(self) -> bool:
         return False
 
+    def judge(self, layer: Observation) -> Tensor:
+        return self.judge_layers([layer])
+
     def judge_layers(self, layers: Sequence[Observation]) -> Tensor:
         """Older survivors keep the ranks that they have."""
         past = [layer.past for layer in layers if layer.past is not None]
@@ -101,7 +104,7 @@ class Ranked(Prompted, Attended):
         return torch.cat((old, self._ranks(layers, old.shape[-1])), dim=-1)
 
     def _ranks(self, layers: Sequence[Observation], start: int) -> Tensor:
-        """The ranks of the entries from `start` on, [L, K, P - start]."""
+        """The ranks of the entries from `start` on, [L, K, P - start], above 0 and at most 1."""
         signals = []
         weights = []
         for name, weight in self.weights.items():
@@ -109,9 +112,8 @@ class Ranked(Prompted, Attended):
                 scores = torch.cat([signal(layer, name) for layer in layers])
                 signals.append(self._rank(scores[..., start:], layers[0]))
                 weights.append(weight)
-        if len(signals) == 1:
-            return signals[0].expand(len(layers), layers[0].index.shape[1], -1)
         ranked = ranks(union(signals, weights, self.union))
+        ranked = ranked / ranked.shape[-1]
         return ranked.expand(len(layers), layers[0].index.shape[1], -1)
 
     def _rank(self, scores: Tensor, layer: Observation) -> Tensor:
@@ -123,9 +125,9 @@ class Ranked(Prompted, Attended):
             scores = pool(scores, layer.pool, layer.pool_mode)
         ranked = ranks(scores)
         if self.shared_layers:
-            return ranks(ranked.mean(dim=(0, 1), keepdim=True))
+            return ranks(ranked.sum(dim=(0, 1), keepdim=True))
         if self.shared_heads:
-            return ranks(ranked.mean(dim=1, keepdim=True))
+            return ranks(ranked.sum(dim=1, keepdim=True))
         return ranked
 
 

@@ -14,13 +14,14 @@ UNIONS = ("any", "mean")
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """The share of a row's entries that score no higher than an entry, above 0 and at most 1.
+    """How many entries of a row score no higher than an entry, 1 .. P, float32.
 
-    scores: [L, K, P]. Equal scores have equal ranks.
+    scores: [L, K, P]. Equal scores have equal ranks. Sums of ranks are exact, so that the order of
+    adding them does not matter.
     """
     ordered = scores.sort(dim=-1).values
     places = torch.searchsorted(ordered, scores.contiguous(), right=True)
-    return places.float() / scores.shape[-1]
+    return places.float()
 
 
 def union(signals: Sequence[Tensor], weights: Sequence[float], how: str) -> Tensor:
@@ -31,11 +32,12 @@ def union(signals: Sequence[Tensor], weights: Sequence[float], how: str) -> Tens
     """
     largest = max(weights)
     stacked = torch.stack(list(signals))
+    best = stacked.shape[-1]
     shares = torch.tensor([weight / largest for weight in weights], device=stacked.device)
     shares = shares.view(-1, 1, 1, 1)
     if how == "mean":
         return (shares * stacked).sum(dim=0) / shares.sum()
-    return (1 - (1 - stacked) / shares).amax(dim=0)
+    return (best - (best - stacked) / shares).amax(dim=0)
 
 
 def span_numbers(ends: Tensor, longest: int = LONGEST) -> Tensor:
