@@ -18,7 +18,6 @@ from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
-from infinipot.policies import Observation
 
 
 def read(
@@ -113,10 +112,11 @@ def score_novelty(runner: ModelRunner, pot: Pot) -> None:
 class Distiller:
     """Reads into pots of one model, and distils them by one plan."""
 
-    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+    def __init__(self, runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -> None:
+        """ends: for each token id, whether it ends a sentence, [V] bool, if the plan needs that."""
         self.runner = runner
         self.plan = plan
-        self.watcher = Watcher(runner, plan)
+        self.watcher = Watcher(runner, plan, ends)
 
     @torch.no_grad()
     def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
@@ -159,11 +159,8 @@ class Distiller:
         policy = self.plan.policy
         index, novelty = pot.described([pot.bounded[place] for place in places])
         seen = self._observed(pot, places, (index, novelty), prompted)
-        judged = [self._judge(layer) for layer in seen]
         budget = min(self.plan.layers[places[0]].budget, seen[0].index.shape[-1])
-        scores = None
-        if judged[0] is not None:
-            scores = torch.cat([x for x in judged if x is not None])
+        scores = policy.judge_layers(seen)
         layers = seen[0]
         if len(places) > 1 and layers.novelty is not None:  # all that `Policy.choose` looks at
             free = novelty[..., pot.pinned :].contiguous()
@@ -191,17 +188,6 @@ class Distiller:
             self.watcher.layer(pot, place, own, prompted)
             for place, own in zip(places, rows, strict=True)
         ]
-
-    def _judge(self, layer: Observation) -> Tensor | None:
-        """The policy's scores of a layer. Raises ValueError for scores of another shape."""
-        policy = self.plan.policy
-        scores = policy.judge(layer)
-        if scores is not None and scores.shape != layer.index.shape:
-            raise ValueError(
-                f"policy {policy.name!r} gave scores of shape {tuple(scores.shape)}: "
-                f"they must be [B, K, P] = {tuple(layer.index.shape)}"
-            )
-        return scores
 
     def can_append_catalyst(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the catalyst can be read behind a chunk and removed: not if the chunk is part of it
@@ -233,7 +219,7 @@ class Distiller:
         """Whether the policy needs the catalyst's attention and no other, and all layers can remove
         the catalyst without a trace. Sliding windows and state-space layers cannot."""
         needs = self.plan.needs
-        alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
+        alone = "catalyst" in needs and not {"replay", "newest", "received", "expected"} & needs
         return alone and all(type(layer) is PotLayer for layer in pot.layers)
 
     def read(

@@ -11,13 +11,18 @@ from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
+from infinipot.cache.rope import rotate
 from infinipot.engine.plan import Plan
 from infinipot.kernels import distill as kernels
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import Observation
+from infinipot.scoring.expected import expected_attention, statistics
+from infinipot.scoring.ranks import span_numbers
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
 from infinipot.scoring.selection import reduce_groups
 
+AHEAD = 512
+"""Tokens to come over whose positions expected queries are averaged."""
 FLOOR = 1e-3
 """Attention, summed over a contrast's rows, below which differences are noise."""
 Look = Callable[[Tensor, Tensor, Scoring], Tensor]
@@ -86,9 +91,11 @@ class Suffix(NamedTuple):
 class Watcher:
     """Observes full pots of one model for one plan."""
 
-    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+    def __init__(self, runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -> None:
+        """ends: for each token id, whether it ends a sentence, [V] bool."""
         self.runner = runner
         self.plan = plan
+        self.ends = ends
 
     def look(self, catalyst: Tensor) -> CatalystLook:
         """How to look at a catalyst of ids [B, |P|] under this plan."""
@@ -153,6 +160,27 @@ class Watcher:
             query, layer.read_keys(0, layer.length), self.runner.scorings[number]
         ).sum(dim=-2)
         return reduce_groups(attention, layer.index.shape[1], self.plan.gqa), count
+
+    def expected(self, number: int, layer: Any) -> Tensor:
+        """Attention that entries of a layer [B, K, P] are expected to receive from the next AHEAD
+        tokens, if their queries are like the newest ones, times the length of their values."""
+        scoring = self.runner.scorings[number]
+        mean, covariance = statistics(layer.attention_stats.queries[0, :, -self.plan.window :])
+        if layer.rotation is not None:
+            ahead = torch.arange(layer.position, layer.position + AHEAD, device=mean.device)
+            cos, sin = (x.float().mean(0, keepdim=True) for x in layer.rotation.table(ahead))
+            mean = rotate(mean[:, None], cos, sin, layer.rotation.style)[:, 0]
+            for _ in range(2):  # rows, then columns
+                covariance = rotate(covariance, cos, sin, layer.rotation.style)
+                covariance = covariance.transpose(1, 2)
+        keys = layer.read_keys(0, layer.length)[0]
+        values = layer.read_values(0, layer.length)[0]
+        return expected_attention(mean, covariance, keys, values, scoring)[None]
+
+    def sentences(self, pot: Pot) -> Tensor:
+        """The number of the sentence of each token since the last distillation, [F] int64."""
+        assert self.ends is not None, "sentences need a table of the tokens that end one"
+        return span_numbers(self.ends.to(pot.fresh.device)[pot.fresh[0]])
 
     def received(self, layer: Any) -> Tensor:
         """Attention that entries of a layer received from all tokens read since, [B, K, P]."""
@@ -219,6 +247,10 @@ class Watcher:
         if "newest" in needs:
             newest, window = self.newest(pot, number, own.recent)
             observed["newest"] = newest[..., free]
+        if "expected" in needs:
+            observed["expected"] = self.expected(number, layer)[..., free]
+        if "sentences" in needs:
+            observed["sentences"] = self.sentences(pot)
         return Observation(
             keys=layer.slots[0].read(pot.pinned, layer.length),
             values=layer.read_values(pot.pinned, layer.length),

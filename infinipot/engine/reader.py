@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layout import Layout
@@ -20,9 +21,10 @@ from infinipot.engine.plan import Plan
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
+from infinipot.text.sentences import sentence_ends
 
 Progress = Callable[[], None]
-LATE = frozenset({"newest", "received"})
+LATE = frozenset({"newest", "received", "expected"})
 """Needs of a policy for which layers keep attention statistics during reading."""
 
 
@@ -59,9 +61,13 @@ class Reader(Turns):
     keeps_answers = True
     """Whether the tokens of an answer to keep stay in the pot as they are generated."""
 
-    def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
+    def __init__(
+        self, runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """tokenizer: for policies that look at sentences."""
         super().__init__()
-        if runner.sharded and config.policy.shared_heads:
+        policy = config.policy
+        if runner.sharded and (policy.shared_heads or policy.shared_layers):
             raise ValueError(
                 "shared_heads looks at all heads of a layer, but this process has only some of them "
                 "(tensor parallel): leave it out, or use a model in one process"
@@ -71,6 +77,7 @@ class Reader(Turns):
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
         self.policy = config.policy
+        self.ends = ends_for(runner, config, tokenizer)
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
         runner.check_length(self.pot.size)
@@ -80,7 +87,7 @@ class Reader(Turns):
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
-        self.distiller = Distiller(self.runner, plan)
+        self.distiller = Distiller(self.runner, plan, self.ends)
 
     def settle(self, catalyst: str | None) -> None:
         """Use the plan for this kind of catalyst, unless the pot was distilled before: the first
@@ -254,13 +261,26 @@ class Reader(Turns):
         return twin
 
 
+def ends_for(runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None) -> Tensor | None:
+    """For each token id, whether it ends a sentence, [V] bool. None if the policy needs no
+    sentences. Raises ValueError without a tokenizer."""
+    if "sentences" not in config.policy.needs():
+        return None
+    if tokenizer is None:
+        raise ValueError(
+            f"policy {config.policy.name!r} is to look at sentences, and there is no tokenizer to "
+            "find them: pass the tokenizer, or leave `sentences` out"
+        )
+    return sentence_ends(tokenizer, runner.vocabulary).to(runner.device)
+
+
 def layout_of(config: PotConfig, plan: Plan) -> Layout:
     """The shape of a pot with this config and plan."""
     policy = config.policy
     attention_stats = None
     if LATE & plan.needs:
         window = 0
-        if "newest" in plan.needs:
+        if {"newest", "expected"} & plan.needs:
             window = plan.window
         attention_stats = AttentionStats("received" in plan.needs, window)
     layout = Layout(

@@ -18,5 +18,13 @@ class KeyDiff(Scored):
     paper = "arXiv 2504.15364"
 
     def score(self, layer: Observation) -> Tensor:
-        directions = F.normalize(layer.rotated.float(), dim=-1)
-        return -F.cosine_similarity(directions, directions.mean(dim=2, keepdim=True), dim=-1)
+        return unlike(layer.rotated)
+
+
+def unlike(keys: Tensor) -> Tensor:
+    """How far each key's direction is from the mean direction of its head, [B, K, P] -> -1 .. 1.
+
+    keys: [B, K, P, D], rotated.
+    """
+    directions = F.normalize(keys.float(), dim=-1)
+    return -F.cosine_similarity(directions, directions.mean(dim=2, keepdim=True), dim=-1)

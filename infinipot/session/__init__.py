@@ -54,7 +54,7 @@ class Session(SessionView):
         self.system = system
         self.template = template
         self.special_tokens = special_tokens
-        self._reader = reader_for(self.runner, config or PotConfig())
+        self._reader = reader_for(self.runner, config or PotConfig(), tokenizer)
         self._dialogue: Dialogue | None = None
         self._reasons: list[str] = []
 
