@@ -18,6 +18,7 @@ Block = Callable[[], list[str]]
 K = 1024
 QWEN = "qwen2.5-0.5b.gguf"
 LARGER = "qwen2.5-1.5b.gguf"
+SMALL_SHAPE = "qwen2.5-0.5b-shape"
 DEPTHS = (0.1, 0.5, 0.9)
 DEFAULT = "infinipot:pool=45:pool_kind=trailing:distill_to=3072:recent=256"
 FACTS = "infinipot:preset=facts:distill_to=3072:recent=256"
@@ -360,36 +361,33 @@ BESIDE = ("pot", "stock", "SnapKVPress")
 
 
 @block
-def speed_small_qwen() -> list[str]:
-    document = bench(QWEN)
-    rows = []
-    for length in (8 * K, 32 * K):
-        both = [row_of(document, length, what) for what in ("pot", "stock")]
-        rows.append(
-            [
-                f"{length:,}",
-                " / ".join(f"{r['prefill_tps']:,.0f}" for r in both),
-                " / ".join(f"{r['decode_tps']:.0f}" for r in both),
-                " / ".join(f"{r['batch_tps']:,.0f}" for r in both),
-                " / ".join(gigabytes(r["peak_bytes"], 2) for r in both) + " GB",
-            ]
-        )
-    head = ("tokens; pot / stock", "reading, tokens/s", "decoding", "8 together")
-    return table((*head, "peak, one answer"), rows)
+def engine_speed() -> list[str]:
+    record = records("engine_speed")[-1]
+    rows = [
+        [f"reading {int(length):,} tokens, in a session of a warm process", f"{speeds[-1]:,} tokens/s"]
+        for length, speeds in record["reading_tps"].items()
+    ]
+    rows += [
+        [f"decoding, {count} together", f"{speed:,} tokens/s"]
+        for count, speed in record["answering_tps"].items()
+    ]
+    rows.append(["memory of a pot", f"{record['pot_bytes'] / 1e6:.0f} MB"])
+    return table(("8B Llama shape, default sizes", "one H200"), rows)
 
 
 @block
-def speed_small_qwen_said() -> list[str]:
-    document = bench(QWEN)
-    ratios = [
-        row_of(document, n, "stock")["prefill_tps"] / row_of(document, n)["prefill_tps"]
-        for n in (8 * K, 32 * K)
+def speed_small_shape() -> list[str]:
+    document = bench(SMALL_SHAPE)
+    both = [row_of(document, 32 * K, what) for what in ("pot", "stock")]
+    row = [
+        f"{32 * K:,}",
+        " / ".join(f"{r['prefill_tps']:,.0f}" for r in both),
+        " / ".join(f"{r['decode_tps']:.0f}" for r in both),
+        " / ".join(f"{r['batch_tps']:,.0f}" for r in both),
+        " / ".join(gigabytes(r["peak_bytes"], 2) for r in both) + " GB",
     ]
-    return [
-        f"Stock transformers reads texts of this model faster: {ratios[0]:.1f} times at 8K and "
-        f"{ratios[1]:.1f} times at 32K, since one forward pass over everything is cheap for so small "
-        "a model."
-    ]
+    head = ("tokens; pot / stock", "reading, tokens/s", "decoding", "8 together")
+    return table((*head, "peak, one answer"), [row])
 
 
 @block
@@ -660,7 +658,8 @@ def measured() -> list[str]:
 
 
 def measured_speed() -> list[list[str]]:
-    shape = row_of(bench("llama-8b-shape"), K * K)
+    engine = records("engine_speed")[-1]
+    together = {count: f"{speed:,}" for count, speed in engine["answering_tps"].items()}
     pot, stock, press = (row_of(records("kvpress_beside")[-1], 128 * K, what) for what in BESIDE)
     one, many = records("serving")[:2]
     cpu = {
@@ -676,15 +675,15 @@ def measured_speed() -> list[list[str]]:
     clients = [f"{turn['together_tps']:.0f}" for turn in one["turns"]]
     return [
         [
-            "8B Llama shape, pot 4,096 distilled to 2,048 (not the default 3,072), one H200",
-            f"{shape['prefill_tps']:,.0f} tokens/s at a million tokens; decoding {shape['decode_tps']:.0f} tokens/s, "
-            f"eight answers together {shape['batch_tps']:.0f}",
-            "`infinipot bench llama-8b-shape --lengths 32k,128k,1m --distill-to 2048`",
+            "8B Llama shape, pot 4,096, default sizes, one H200",
+            f"reading {engine['reading_tps']['8192'][-1]:,} tokens/s at 8K, {engine['reading_tps']['32768'][-1]:,} at 32K; "
+            f"decoding {together['1']} tokens/s, 64 answers together {together['64']}",
+            "`python benchmarks/engine_speed.py`",
         ],
         [
-            "the 8B shape served at default sizes, one H200, prompts of 4,540 tokens",
-            f"one client {min(clients)} to {max(clients)} tokens/s; 32 clients at once: first token after "
-            f"{many['turns'][0]['ttft_s']['median']:.1f} s (median), of a second turn after "
+            "the 8B shape served at default sizes, one H200, prompts of 4,480 tokens",
+            f"one client: first token after {one['turns'][0]['ttft_s']['median']:.2f} s, {min(clients)} to {max(clients)} tokens/s; "
+            f"32 clients at once: first token after {many['turns'][0]['ttft_s']['median']:.1f} s (median), of a second turn after "
             f"{many['turns'][1]['ttft_s']['median']:.1f} s",
             "`python benchmarks/serving.py`",
         ],
@@ -696,9 +695,9 @@ def measured_speed() -> list[list[str]]:
             "`python benchmarks/kvpress_beside.py`",
         ],
         [
-            "Qwen2.5-Coder-0.5B, one H200, relative to stock transformers",
-            qwen_beside_stock(),
-            "`infinipot bench qwen2.5-0.5b.gguf --compare stock --distill-to 2048`",
+            "Qwen2.5-0.5B shape, pot 4,096, default sizes, one H200, relative to stock transformers",
+            small_beside_stock(),
+            "`infinipot bench qwen2.5-0.5b-shape --compare stock`",
         ],
         [
             "SmolLM2 on the two CPU cores, pot 2,048, relative to stock transformers",
@@ -716,10 +715,10 @@ def measured_speed() -> list[list[str]]:
     ]
 
 
-def qwen_beside_stock() -> str:
-    document = bench(QWEN)
+def small_beside_stock() -> str:
+    document = bench(SMALL_SHAPE)
     reading, decoding = (
         row_of(document, 32 * K)[name] / row_of(document, 32 * K, "stock")[name]
         for name in ("prefill_tps", "decode_tps")
     )
-    return f"reading 32K {reading:.2f} times as fast (slower: the model is small); decoding {decoding:.1f}"
+    return f"reading 32K {reading:.2f} times as fast; decoding {decoding:.1f}"

@@ -39,7 +39,7 @@ SIZE = r"\d[\d,]*(?:\.\d+)?[KkMm]?"
 SETTINGS = [
     r"\d{4}-\d\d-\d\d",  # dates
     r"(?:torch|transformers|kvpress|lm-evaluation-harness|Python) \d[\d.]*\d(?: to [\d.]*\d)?",
-    r"SmolLM2(?:-135M-Instruct)?|Qwen2\.5-Coder-\d\.5B(?:-Instruct)?|Llama-3|H2O|H200s?|Apache-2\.0|bfloat16|float32|(?:70|8)B",
+    r"SmolLM2(?:-135M-Instruct)?|Qwen2\.5-(?:Coder-)?\d\.5B(?:-Instruct)?|Llama-3|H2O|H200s?|Apache-2\.0|bfloat16|float32|(?:70|8)B",
     r"arXiv \d+\.\d+|(?:Table|Figure|Gutenberg) \d+|seeds? \d(?: and \d)?",
     rf"(?:pot of|distilled to|default keeps|run with|default's|best) {SIZE}(?: entries| survivors)?",
     rf"{SIZE} (?:tokens(?!/s)|entries|survivors|positions|trials|characters|places|texts of each task)",
