@@ -18,6 +18,7 @@ from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, Watcher, watching
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
+from infinipot.policies import Observation
 
 
 def read(
@@ -60,8 +61,10 @@ def recorded(
     return step and (step[0].view(batch, count, -1), {})
 
 
-STACKED = frozenset({"catalyst", "novelty"})
+STACKED = frozenset({"catalyst", "novelty", "sentences"})
 """Needs of policies that may see several layers at once."""
+MOST_KEYS = 1 << 26
+"""Numbers in the keys of the layers that are seen at once: 256 MiB in float32."""
 MOST_UNSCORED = 1 << 14
 """Tokens whose hidden states wait for their NuC. More are scored before the distillation."""
 
@@ -180,9 +183,15 @@ class Distiller:
         described: tuple[Tensor, Tensor],
         prompted: dict[str, ByLayer],
     ) -> list[Observation]:
-        """What the policy sees of these layers: of all at once, if it can, else of each."""
+        """What the policy sees of these layers: of several at once, if it can, else of each."""
         if len(places) > 1 and self.plan.policy.stacks and self.plan.needs <= STACKED:
-            return [self.watcher.layers(pot, places, described, prompted)]
+            count = max(1, MOST_KEYS // pot.bounded[places[0]].slots[0].data.numel())
+            parts = [places[start : start + count] for start in range(0, len(places), count)]
+            rows = zip(*(x.split(count) for x in described), strict=True)
+            return [
+                self.watcher.layers(pot, part, own, prompted)
+                for part, own in zip(parts, rows, strict=True)
+            ]
         rows = zip(*(x.split(1) for x in described), strict=True)
         return [
             self.watcher.layer(pot, place, own, prompted)
@@ -219,7 +228,7 @@ class Distiller:
         """Whether the policy needs the catalyst's attention and no other, and all layers can remove
         the catalyst without a trace. Sliding windows and state-space layers cannot."""
         needs = self.plan.needs
-        alone = "catalyst" in needs and not {"replay", "newest", "received", "expected"} & needs
+        alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
         return alone and all(type(layer) is PotLayer for layer in pot.layers)
 
     def read(

@@ -9,20 +9,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from infinipot.cache.choice import rotated_keys
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
-from infinipot.cache.rope import rotate
 from infinipot.engine.plan import Plan
 from infinipot.kernels import distill as kernels
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import Observation
-from infinipot.scoring.expected import expected_attention, statistics
 from infinipot.scoring.ranks import span_numbers
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
 from infinipot.scoring.selection import reduce_groups
 
-AHEAD = 512
-"""Tokens to come over whose positions expected queries are averaged."""
 FLOOR = 1e-3
 """Attention, summed over a contrast's rows, below which differences are noise."""
 Look = Callable[[Tensor, Tensor, Scoring], Tensor]
@@ -161,22 +158,6 @@ class Watcher:
         ).sum(dim=-2)
         return reduce_groups(attention, layer.index.shape[1], self.plan.gqa), count
 
-    def expected(self, number: int, layer: Any) -> Tensor:
-        """Attention that entries of a layer [B, K, P] are expected to receive from the next AHEAD
-        tokens, if their queries are like the newest ones, times the length of their values."""
-        scoring = self.runner.scorings[number]
-        mean, covariance = statistics(layer.attention_stats.queries[0, :, -self.plan.window :])
-        if layer.rotation is not None:
-            ahead = torch.arange(layer.position, layer.position + AHEAD, device=mean.device)
-            cos, sin = (x.float().mean(0, keepdim=True) for x in layer.rotation.table(ahead))
-            mean = rotate(mean[:, None], cos, sin, layer.rotation.style)[:, 0]
-            for _ in range(2):  # rows, then columns
-                covariance = rotate(covariance, cos, sin, layer.rotation.style)
-                covariance = covariance.transpose(1, 2)
-        keys = layer.read_keys(0, layer.length)[0]
-        values = layer.read_values(0, layer.length)[0]
-        return expected_attention(mean, covariance, keys, values, scoring)[None]
-
     def sentences(self, pot: Pot) -> Tensor:
         """The number of the sentence of each token since the last distillation, [F] int64."""
         assert self.ends is not None, "sentences need a table of the tokens that end one"
@@ -195,7 +176,7 @@ class Watcher:
         prompted: dict[str, ByLayer],
     ) -> Observation:
         """The policy's observation of several layers of one plan and shape at once, [L, K, P], without
-        keys and values. Arguments as for `layer`; described: of these layers."""
+        raw keys and values. Arguments as for `layer`; described: of these layers."""
         numbers = [n for n, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
         own = self.plan.layers[places[0]]
         free = slice(pot.pinned, described[0].shape[-1])
@@ -206,14 +187,17 @@ class Watcher:
         index, novelty = described
         if "novelty" in self.plan.needs:
             observed["novelty"] = novelty[..., free]
-        past = [pot.bounded[place].past for place in places]
+        if "sentences" in self.plan.needs:
+            observed["sentences"] = self.sentences(pot)
+        layers: list[Any] = [pot.bounded[place] for place in places]
+        past = [layer.past for layer in layers]
         if past[0] is not None:
             observed["past"] = torch.cat([x for x in past if x is not None])[..., pot.pinned :]
         nothing = novelty.new_empty(0)
         return Observation(
             keys=nothing,
             values=nothing,
-            rotate=lambda: nothing,
+            rotate=lambda: rotated_keys(layers, pot.pinned),
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
@@ -247,8 +231,6 @@ class Watcher:
         if "newest" in needs:
             newest, window = self.newest(pot, number, own.recent)
             observed["newest"] = newest[..., free]
-        if "expected" in needs:
-            observed["expected"] = self.expected(number, layer)[..., free]
         if "sentences" in needs:
             observed["sentences"] = self.sentences(pot)
         return Observation(

@@ -155,7 +155,7 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
     )
 
 
-OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay", "expected", "sentences")
+OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay", "sentences")
 
 
 def checked_needs(policy: Policy) -> frozenset[str]:
@@ -164,10 +164,9 @@ def checked_needs(policy: Policy) -> frozenset[str]:
     needs = frozenset(policy.needs())
     for name in needs:
         known(f"observation in the needs of policy {policy.name!r}:", name, OBSERVABLE)
-    queries = sorted({"newest", "expected"} & needs)
-    if queries and not (isinstance(policy.window, int) and policy.window >= 1):
+    if "newest" in needs and not (isinstance(policy.window, int) and policy.window >= 1):
         raise ValueError(
-            f"policy {policy.name!r} needs {queries[0]!r}, with window={policy.window!r}: "
+            f"policy {policy.name!r} needs 'newest', with window={policy.window!r}: "
             "give it an option `window`, a whole number of at least 1"
         )
     if "replay" in needs:  # the text is read again after the catalyst

@@ -24,7 +24,7 @@ from infinipot.model.runner import ModelRunner
 from infinipot.text.sentences import sentence_ends
 
 Progress = Callable[[], None]
-LATE = frozenset({"newest", "received", "expected"})
+LATE = frozenset({"newest", "received"})
 """Needs of a policy for which layers keep attention statistics during reading."""
 
 
@@ -69,8 +69,8 @@ class Reader(Turns):
         policy = config.policy
         if runner.sharded and (policy.shared_heads or policy.shared_layers):
             raise ValueError(
-                "shared_heads looks at all heads of a layer, but this process has only some of them "
-                "(tensor parallel): leave it out, or use a model in one process"
+                "shared_heads and shared_layers look at all heads of a layer, but this process has "
+                "only some of them (tensor parallel): leave both out, or use a model in one process"
             )
         chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
         self.runner = runner
@@ -269,7 +269,7 @@ def ends_for(runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None
     if tokenizer is None:
         raise ValueError(
             f"policy {config.policy.name!r} is to look at sentences, and there is no tokenizer to "
-            "find them: pass the tokenizer, or leave `sentences` out"
+            "find them: use a Session with a tokenizer, or leave `sentences` out"
         )
     return sentence_ends(tokenizer, runner.vocabulary).to(runner.device)
 
@@ -280,7 +280,7 @@ def layout_of(config: PotConfig, plan: Plan) -> Layout:
     attention_stats = None
     if LATE & plan.needs:
         window = 0
-        if {"newest", "expected"} & plan.needs:
+        if "newest" in plan.needs:
             window = plan.window
         attention_stats = AttentionStats("received" in plan.needs, window)
     layout = Layout(

@@ -33,7 +33,6 @@ class Observation:
     received         [B, K, P]     attention from all tokens read since the entry, summed
     newest           [B, K, P]     attention from the newest `window` tokens, summed
     replay           [B, K, P]     maximum attention from any row, while the text is read again
-    expected         [B, K, P]     attention expected from queries like the newest `window`, times values
     sentences        [F]           number of the sentence of each token since the last distillation, int64
     past             [B, K, S]     scores of the first S entries at the last distillation; None if not stored
     sinks, recent                  number of first and of last entries that must stay
@@ -52,7 +51,6 @@ class Observation:
     received: Tensor | None = None
     newest: Tensor | None = None
     replay: Tensor | None = None
-    expected: Tensor | None = None
     sentences: Tensor | None = None
     past: Tensor | None = None
     sinks: int = 0
@@ -123,8 +121,8 @@ class Policy:
     """Groups of distant entries share a position (SelfExtend)."""
 
     stacks: ClassVar[bool] = False
-    """`score` looks at no keys and values, so one call may see all layers of a plan: [L, K, P]
-    instead of [B, K, P]. A class with a `score` of its own says so itself."""
+    """`score` looks at no `keys` and `values`, so one call may see several layers of a plan: [L, K, P]
+    instead of [B, K, P]. It may look at `rotated`. A class with a `score` of its own says so itself."""
 
     sinks = fixed(0)
     recent = fixed(None)
@@ -179,7 +177,7 @@ class Policy:
 
     def needs(self) -> frozenset[str]:
         """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",
-        "replay", "expected", "sentences"}."""
+        "replay", "sentences"}."""
         return frozenset()
 
     def default_recent(self, budget: int) -> int:

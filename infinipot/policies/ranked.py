@@ -1,5 +1,9 @@
-"""Ranks by several signals, given once: each entry is compared with those of its own chunk only, so
-that old entries do not lose against new ones as the pot fills."""
+"""Ranks that an entry gets once: each entry is compared with those of its own chunk only, so that old
+entries do not lose against new ones as the pot fills.
+
+The difference of keys (KeyDiff) and the tokens' novelty (NuC) say what may matter. No prompt is read, so
+the survivors do not depend on the question (docs/log.md, 2026-11-29).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from infinipot.checks import finite_number, whole_number
+from infinipot.checks import finite_number
 from infinipot.policies.base import Observation
 from infinipot.policies.keydiff import unlike
 from infinipot.policies.options import Attended, Prompted, check_name
-from infinipot.scoring.ranks import REDUCTIONS, UNIONS, pool_spans, ranks, union
+from infinipot.scoring.ranks import REDUCTIONS, pool_spans, ranks, union
 from infinipot.scoring.selection import pool
 
 
@@ -22,32 +26,23 @@ class Ranked(Prompted, Attended):
     """Each signal ranks the new entries of a head. A weight of 0 leaves a signal out."""
 
     name = "ranked"
-    summary = "entries of the highest ranks in their chunk, by several signals"
+    summary = "entries of the highest ranks in their chunk, by unlike keys and novelty"
+    stacks = True
 
-    by_novelty: float = 1.0
-    """Weight of the tokens' novelty (NuC)."""
     by_keys: float = 1.0
-    """Weight of the difference of keys from the head's mean key (KeyDiff)."""
-    by_catalyst: float = 1.0
-    """Weight of the attention from the catalyst (CaP)."""
-    by_newest: float = 0.0
-    """Weight of the attention from the newest `window` tokens."""
-    by_expected: float = 0.0
-    """Weight of the attention that queries like the newest `window` are expected to pay."""
-    by_values: float = 0.0
-    """Weight of the length of the values."""
-    union: str = "any"
-    """How ranks become one score: `any`, a high rank by one signal is enough, with places by weight;
-    `mean`, the weighted mean."""
+    """Weight of the difference of keys from the head's mean key (KeyDiff). A high rank by one signal
+    is enough; signals get places in proportion to their weights, and 0 leaves a signal out."""
+    by_novelty: float = 0.33
+    """Weight of the tokens' novelty (NuC)."""
+    by_catalyst: float = 0.0
+    """Weight of the attention from the catalyst (CaP). With 0 no catalyst is read."""
     sentences: str | None = None
-    """Instead of a window, smooth over sentences: `mean` or `max` of each. None: by `pool`."""
+    """Smooth over whole sentences instead of `pool` slots: `mean` or `max` of each."""
     shared_layers: bool = False
-    """Whether all heads of all layers of one size keep the same entries, by their mean ranks."""
-    window: int = 128
-    """Number of newest tokens of which `by_newest` and `by_expected` speak."""
+    """Whether all heads of all layers of one size keep the same entries, by the mean of their ranks."""
     score_memory: float | str = 1.0
-    """1: the first rank counts for ever. Below 1 it fades with every distillation. 0: all entries are
-    ranked anew. `once`: as 1, by a catalyst that does not see older survivors."""
+    """How much of its rank an entry keeps at every later distillation: 1 keeps it for ever, 0 ranks all
+    entries anew. `once`: as 1, by a catalyst that does not see older survivors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,8 +50,6 @@ class Ranked(Prompted, Attended):
             finite_number(f"by_{name}", weight, 0)
         if not any(self.weights.values()):
             raise ValueError("all weights are 0, so nothing tells entries apart: give one above 0")
-        whole_number("window", self.window, 1)
-        check_name("union", self.union, UNIONS)
         check_name("sentences", self.sentences, REDUCTIONS, optional=True)
         if not isinstance(self.shared_layers, bool):
             raise TypeError(
@@ -66,16 +59,18 @@ class Ranked(Prompted, Attended):
             raise ValueError(
                 "sentences needs score_memory above 0: only new entries stand in whole sentences"
             )
+        if self.sentences is not None and self.pool:
+            raise ValueError(
+                f"sentences={self.sentences!r} and pool={self.pool} both smooth: give one of them"
+            )
 
     @property
     def weights(self) -> dict[str, float]:
         """The weight of each signal by its name."""
-        names = ("novelty", "keys", "catalyst", "newest", "expected", "values")
-        return {name: getattr(self, f"by_{name}") for name in names}
+        return {"keys": self.by_keys, "novelty": self.by_novelty, "catalyst": self.by_catalyst}
 
     def needs(self) -> frozenset[str]:
-        observed = ("novelty", "catalyst", "newest", "expected")
-        needs = {name for name in observed if self.weights[name]}
+        needs = {name for name in ("novelty", "catalyst") if self.weights[name]}
         if self.sentences is not None:
             needs.add("sentences")
         return frozenset(needs)
@@ -84,6 +79,8 @@ class Ranked(Prompted, Attended):
         return budget // 12
 
     def default_smoothing(self, budget: int, asked: bool) -> tuple[int, str]:
+        if self.sentences is not None:
+            return 0, "avg"
         return 7, "avg"
 
     @property
@@ -94,7 +91,7 @@ class Ranked(Prompted, Attended):
         return self.judge_layers([layer])
 
     def judge_layers(self, layers: Sequence[Observation]) -> Tensor:
-        """Older survivors keep the ranks that they have."""
+        """Ranks of all entries, 0 .. 1, [L, K, P]. Older survivors keep the ranks that they have."""
         past = [layer.past for layer in layers if layer.past is not None]
         if not past:
             return self._ranks(layers, 0)
@@ -109,12 +106,14 @@ class Ranked(Prompted, Attended):
         weights = []
         for name, weight in self.weights.items():
             if weight:
-                scores = torch.cat([signal(layer, name) for layer in layers])
-                signals.append(self._rank(scores[..., start:], layers[0]))
+                scores = torch.cat([signal(layer, name)[..., start:] for layer in layers])
+                signals.append(self._rank(scores, layers[0]))
                 weights.append(weight)
-        ranked = ranks(union(signals, weights, self.union))
+        ranked = ranks(union(signals, weights))
         ranked = ranked / ranked.shape[-1]
-        return ranked.expand(len(layers), layers[0].index.shape[1], -1)
+        return ranked.expand(
+            sum(len(layer.index) for layer in layers), layers[0].index.shape[1], -1
+        )
 
     def _rank(self, scores: Tensor, layer: Observation) -> Tensor:
         """Ranks after smoothing, for each head, or for all together."""
@@ -132,13 +131,7 @@ class Ranked(Prompted, Attended):
 
 
 def signal(layer: Observation, name: str) -> Tensor:
-    """One signal of a layer, [B, K, P]."""
+    """One signal, [L, K, P]."""
     if name == "keys":
         return unlike(layer.rotated)
-    if name == "values":
-        return layer.values.float().norm(dim=-1)
-    if name == "newest":  # the newest entries are seen by fewer tokens
-        entries = layer.index.shape[-1]
-        seen_by = torch.arange(entries, 0, -1, device=layer.index.device).clamp(max=layer.window)
-        return layer.require(name) / seen_by
     return layer.require(name)

@@ -31,7 +31,8 @@ from infinipot.policies.tova import Tova
 from infinipot.policies.truncate import Truncate
 
 _ALL: tuple[type[Policy], ...] = (
-    InfiniPot, Streaming, SlidingWindow, H2O, Tova, SnapKV, SirLLM, KeyDiff, KVzip, Ranked, Random, Truncate, Full, SelfExtend,
+    InfiniPot, Streaming, SlidingWindow, H2O, Tova, SnapKV, SirLLM, KeyDiff, KVzip, Ranked,
+    Random, Truncate, Full, SelfExtend,
 )  # fmt: skip
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 OPTIONS = tuple(dict.fromkeys(option for policy in _ALL for option in policy.options()))

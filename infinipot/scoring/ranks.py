@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 LONGEST = 64
 """Most tokens of a span. Longer sentences are cut."""
 REDUCTIONS = ("mean", "max")
-UNIONS = ("any", "mean")
 
 
 def ranks(scores: Tensor) -> Tensor:
@@ -24,20 +24,19 @@ def ranks(scores: Tensor) -> Tensor:
     return places.float()
 
 
-def union(signals: Sequence[Tensor], weights: Sequence[float], how: str) -> Tensor:
+def union(signals: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """One score from the ranks [L, K, P] by several signals.
 
-    how: `any`, an entry needs a high rank by one signal, and signals get places in proportion to
-    their weights; `mean`, the weighted mean of the ranks.
+    An entry needs a high rank by one signal. Signals get places in proportion to their weights, all
+    above 0.
     """
     largest = max(weights)
-    stacked = torch.stack(list(signals))
-    best = stacked.shape[-1]
-    shares = torch.tensor([weight / largest for weight in weights], device=stacked.device)
-    shares = shares.view(-1, 1, 1, 1)
-    if how == "mean":
-        return (shares * stacked).sum(dim=0) / shares.sum()
-    return (best - (best - stacked) / shares).amax(dim=0)
+    best = signals[0].shape[-1]
+    scores = [
+        best - (best - ranked) * (largest / weight)
+        for ranked, weight in zip(signals, weights, strict=True)
+    ]
+    return functools.reduce(torch.maximum, scores)
 
 
 def span_numbers(ends: Tensor, longest: int = LONGEST) -> Tensor:

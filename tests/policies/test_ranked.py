@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,13 @@ from helpers import CATALYST, assert_close, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 from torch import Tensor
 
-from infinipot import PotConfig, Session
-from infinipot.engine.distill import Distiller
-from infinipot.engine.observe import AHEAD, Watcher
+from infinipot import PotConfig, Session, generate
+from infinipot.cache.choice import rotated_keys
+from infinipot.engine import distill
+from infinipot.engine.distill import Distiller, score_novelty
 from infinipot.policies import Observation
 from infinipot.policies.ranked import Ranked
-from infinipot.scoring.expected import expected_attention, statistics
 from infinipot.scoring.ranks import pool_spans, ranks, span_numbers, union
-from infinipot.scoring.representativeness import Scoring
 from infinipot.text.sentences import ends_sentence, sentence_ends
 
 ENTRIES, OLD, LAYERS, HEADS = 30, 12, 3, 2
@@ -36,43 +36,40 @@ def observations(old: int) -> list[Observation]:
         keys = draw(8)
         found.append(
             Observation(
-                keys=keys,
+                keys=draw(8),
                 values=draw(8),
                 rotate=lambda keys=keys: keys,
                 index=torch.arange(ENTRIES).expand(1, HEADS, -1),
                 past=draw().abs()[..., :old] if old else None,
                 sentences=torch.tensor([0] * 3 + SPANS),  # the first three are pinned
-                window=4,
                 pool=3,
-                **{name: draw().abs() for name in ("novelty", "catalyst", "newest", "expected")},
+                **{name: draw().abs() for name in ("novelty", "catalyst")},
             )
         )
     return found
 
 
 def plain_signal(layer: Observation, name: str, head: int) -> list[float]:
-    if name == "keys":
-        unit = [key / key.norm() for key in layer.keys[0, head]]
-        anchor = sum(unit) / len(unit)
-        return [-float(key @ anchor / anchor.norm()) for key in unit]
-    if name == "values":
-        return [float(value.norm()) for value in layer.values[0, head]]
-    scores = layer.require(name)[0, head].tolist()
-    if name == "newest":
-        scores = [score / min(4, ENTRIES - place) for place, score in enumerate(scores)]
-    return scores
+    if name != "keys":
+        return layer.require(name)[0, head].tolist()
+    unit = [key / key.norm() for key in layer.rotated[0, head]]
+    anchor = sum(unit) / len(unit)
+    return [-float(key @ anchor / anchor.norm()) for key in unit]
 
 
-def plain_smooth(scores: list[float], policy: Ranked) -> list[float]:
+def plain_smooth(scores: list[float], policy: Ranked, layer: Observation) -> list[float]:
     if policy.sentences is None:
-        windows = [scores[max(0, place - 1) : place + 2] for place in range(len(scores))]
+        side = layer.pool // 2
+        windows = [scores[max(0, place - side) : place + side + 1] for place in range(len(scores))]
         return [sum(window) / len(window) for window in windows]
+    spans = layer.require("sentences").tolist()[-len(scores) :]
     own = {
-        span: [score for score, other in zip(scores, SPANS, strict=True) if other == span]
-        for span in SPANS
+        span: [score for score, other in zip(scores, spans, strict=True) if other == span]
+        for span in spans
     }
     reduce = max if policy.sentences == "max" else lambda some: sum(some) / len(some)
-    return [reduce(own[span]) for span in SPANS]
+    reduced = {span: reduce(some) for span, some in own.items()}
+    return [reduced[span] for span in spans]
 
 
 def plain_ranks(scores: list[float]) -> list[float]:
@@ -91,7 +88,7 @@ def plain_scores(layers: list[Observation], policy: Ranked, start: int) -> list[
             continue
         rows = [
             [
-                plain_ranks(plain_smooth(plain_signal(layer, name, head)[start:], policy))
+                plain_ranks(plain_smooth(plain_signal(layer, name, head)[start:], policy, layer))
                 for head in range(HEADS)
             ]
             for layer in layers
@@ -105,17 +102,14 @@ def plain_scores(layers: list[Observation], policy: Ranked, start: int) -> list[
     largest = max(policy.weights.values())
 
     def joined(values: dict[str, float]) -> float:
-        shares = {name: policy.weights[name] / largest for name in values}
-        if policy.union == "mean":
-            return sum(shares[n] * v for n, v in values.items()) / sum(shares.values())
-        return max(1 - (1 - v) / shares[n] for n, v in values.items())
+        return max(1 - (1 - v) * largest / policy.weights[n] for n, v in values.items())
 
     return [
         [
             plain_ranks(
                 [
                     joined({name: rows[number][head][place] for name, rows in found.items()})
-                    for place in range(ENTRIES - start)
+                    for place in range(layers[0].index.shape[-1] - start)
                 ]
             )
             for head in range(HEADS)
@@ -124,17 +118,27 @@ def plain_scores(layers: list[Observation], policy: Ranked, start: int) -> list[
     ]
 
 
+def stacked(layers: list[Observation]) -> Observation:
+    """The same as one observation of several layers, as the engine makes it."""
+    tensors = {
+        name: torch.cat([getattr(layer, name) for layer in layers])
+        for name in ("index", "novelty", "catalyst", "past")
+    }
+    keys = torch.cat([layer.rotated for layer in layers])
+    return replace(layers[0], rotate=lambda: keys, **tensors)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"by_newest": 0.5, "by_values": 2.0, "by_catalyst": 0.0},
-        {"union": "mean", "by_expected": 0.7, "by_keys": 0.0},
+        {"by_novelty": 0.0},
+        {"by_keys": 0.3, "by_novelty": 1.0, "by_catalyst": 0.7},
         {"sentences": "mean"},
         {"sentences": "max", "shared_heads": True, "by_novelty": 0.3},
-        {"sentences": "mean", "shared_layers": True, "union": "mean"},
+        {"sentences": "mean", "shared_layers": True},
         {"shared_layers": True, "score_memory": 0.5},
-        {"by_keys": 0.0, "by_novelty": 0.0, "score_memory": "once"},
+        {"by_keys": 0.0, "by_novelty": 0.0, "by_catalyst": 2, "score_memory": "once"},
     ],
 )
 def test_ranks_are_those_of_plain_loops(options: dict[str, Any]) -> None:
@@ -146,6 +150,8 @@ def test_ranks_are_those_of_plain_loops(options: dict[str, Any]) -> None:
     assert_close("new", found[..., OLD:], expected, tolerance=1e-6)
     for layer, row in zip(layers, found, strict=True):
         assert_close("old", row[..., :OLD], fade * layer.past[0])
+    together = policy.judge_layers([stacked(layers[:2]), *layers[2:]])
+    assert torch.equal(together, found)
 
 
 def test_the_first_distillation_and_a_policy_without_memory_rank_all() -> None:
@@ -161,14 +167,16 @@ def test_equal_scores_have_equal_ranks() -> None:
     assert ranks(scores).tolist() == [[[4, 1, 4, 2]]]
 
 
-def test_any_gives_places_by_weight() -> None:
+def test_signals_get_places_by_weight() -> None:
     """Of 40 entries with opposite ranks by two signals, weights 3 : 1 give 15 : 5 of the best 20."""
     up = torch.arange(1, 41).float().view(1, 1, -1)
-    best = union([up, up.flip(-1)], [3.0, 1.0], "any")[0, 0].argsort(descending=True)[:20]
+    best = union([up, up.flip(-1)], [3.0, 1.0])[0, 0].argsort(descending=True)[:20]
     assert sum(place >= 20 for place in best.tolist()) == 15
 
 
-@pytest.mark.parametrize(("longest", "numbers"), [(64, [0, 0, 0, 1, 2, 2]), (2, [0, 0, 1, 2, 3, 3])])
+@pytest.mark.parametrize(
+    ("longest", "numbers"), [(64, [0, 0, 0, 1, 2, 2]), (2, [0, 0, 1, 2, 3, 3])]
+)
 def test_spans_end_with_sentences_and_have_a_greatest_length(
     longest: int, numbers: list[int]
 ) -> None:
@@ -201,68 +209,113 @@ def test_what_ends_a_sentence(text: str, ends: bool) -> None:
     assert ends_sentence(text) is ends
 
 
-def test_expected_attention_is_that_of_drawn_queries() -> None:
-    """The mean of exp(q k) over normal queries, by the formula of their moments, for each query head."""
-    random = torch.Generator().manual_seed(3)
-    queries = torch.randn(4, 50, 6, generator=random)
-    keys = torch.randn(2, 9, 6, generator=random)
-    values = torch.randn(2, 9, 6, generator=random)
-    mean, covariance = statistics(queries)
-    found = expected_attention(mean, covariance, keys, values, Scoring(0.4))
-    for head in range(2):
-        rows = []
-        for group in (2 * head, 2 * head + 1):
-            centre = queries[group].mean(0)
-            spread = torch.cov(queries[group].T, correction=0)
-            logs = [0.4 * k @ centre + 0.08 * k @ spread @ k for k in keys[head]]
-            rows.append(torch.stack(logs).softmax(dim=0))
-        assert_close("head", found[head], sum(rows) / 2 * values[head].norm(dim=-1), tolerance=1e-5)
-
-
-def test_queries_to_come_are_turned_to_their_positions() -> None:
-    """The mean over the next positions of the rotated mean query, and its covariance, one by one."""
-    session = Session(
-        make_tiny("llama"), None, PotConfig(policy=Ranked(by_expected=1.0, window=9), pot_size=64)
-    )
-    session.append(random_ids(40), question=CATALYST)
-    pot = session.pot
-    layer = pot.bounded[1]
-    found = Watcher(session.runner, session._reader.plan).expected(1, layer)
-    mean, covariance = statistics(layer.attention_stats.queries[0, :, -9:])
-    width = mean.shape[-1]
-    turns = torch.zeros(width, width)
-    for position in range(40, 40 + AHEAD):
-        cos, sin = layer.rotation.table(torch.tensor([position]))
-        turn = torch.zeros(width, width)
-        for pair in range(width // 2):
-            other = pair + width // 2
-            turn[pair, pair] = turn[other, other] = cos[0, pair]
-            turn[pair, other] = -sin[0, pair]
-            turn[other, pair] = sin[0, pair]
-        turns += turn / AHEAD
-    scoring = session.runner.scorings[1]
-    expected = expected_attention(
-        mean @ turns.T,
-        turns @ covariance @ turns.T,
-        layer.read_keys(0, 40)[0],
-        layer.read_values(0, 40)[0],
-        scoring,
-    )
-    assert_close("expected", found[0], expected, tolerance=1e-5)
-
-
 SENTENCES = ["one two.", " four!", " six.", " seven eight?"]
+
+
+def text_session(policy: Ranked, **options: Any) -> tuple[Session, list[int]]:
+    """A session with a tokenizer, and the ids of 90 sentences."""
+    tokenizer = make_tokenizer()
+    model = make_tiny("llama", layers=3, vocab=len(tokenizer))
+    config = PotConfig(policy=policy, **{"pot_size": 256, "distill_to": 192, **options})
+    text = "".join(SENTENCES[(7 * n * n) % 4] for n in range(90))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return Session(model, tokenizer, config, template=False), ids
+
+
+class Twin:
+    """Chooses beside a session, by plain loops, what each distillation keeps."""
+
+    def __init__(self, policy: Ranked, ends: Tensor) -> None:
+        self.policy = policy
+        self.ends = ends
+        self.known: dict[tuple[int, int], dict[int, float]] = {}
+        """The ranks of the survivors by place in the text, of each layer and head."""
+        self.checked = 0
+
+    def sentences(self, ids: list[int]) -> Tensor:
+        numbers = []
+        number = length = 0
+        for token in ids:
+            if length == 64:
+                number += 1
+                length = 0
+            numbers.append(number)
+            length += 1
+            if self.ends[token]:
+                number += 1
+                length = 0
+        return torch.tensor(numbers)
+
+    def expected(self, distiller: Distiller, pot: Any) -> list[list[list[int]]]:
+        """[layer][head] -> the places of the survivors."""
+        score_novelty(distiller.runner, pot)
+        layers = []
+        for layer in pot.bounded:
+            index, novelty = pot.described([layer])
+            keys = layer.read_keys(0, layer.length)
+            seen = Observation(
+                keys=keys,
+                values=keys,
+                rotate=lambda keys=keys: keys,
+                index=index,
+                novelty=novelty,
+                sentences=self.sentences(pot.fresh[0].tolist()),
+                pool=7,
+            )
+            layers.append(seen)
+        places = [[head.tolist() for head in layer.index[0]] for layer in layers]
+        start = len(self.known.get((0, 0), ()))
+        new = plain_scores(layers, self.policy, start)
+        plan = distiller.plan.layers[0]
+        return [
+            [self.best(n, k, here, new[n][k], plan) for k, here in enumerate(heads)]
+            for n, heads in enumerate(places)
+        ]
+
+    def best(self, number: int, head: int, here: list[int], new: list[float], plan: Any) -> Any:
+        old = self.known.get((number, head), {})
+        fade = self.policy.score_memory
+        scores = [fade * old[place] for place in here[: len(old)]] + new
+        free = range(len(here) - plan.recent)
+        order = sorted(free, key=lambda slot: (-scores[slot], slot))
+        slots = sorted(order[: plan.budget - plan.recent]) + list(range(len(here)))[len(free) :]
+        self.known[number, head] = {here[slot]: scores[slot] for slot in slots}
+        return [here[slot] for slot in slots]
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({}, 1 << 26),
+        ({"by_keys": 0.33, "by_novelty": 1.0, "score_memory": 0.5, "shared_heads": True}, 1),
+        ({"sentences": "mean", "shared_layers": True}, 1 << 26),
+        ({"sentences": "max", "recent": 0}, 1),
+    ],
+)
+def test_a_session_keeps_what_plain_loops_choose(
+    options: dict[str, Any], keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All layers are seen at once, or one after the other."""
+    policy = Ranked(**options)
+    session, ids = text_session(policy, pot_size=96, distill_to=60)
+    twin = Twin(policy, sentence_ends(session.tokenizer, session.runner.vocabulary))
+    whole = Distiller.distill
+
+    def both(self: Distiller, pot: Any, *more: Any) -> None:
+        expected = twin.expected(self, pot)
+        whole(self, pot, *more)
+        assert [[head.tolist() for head in layer.index[0]] for layer in pot.bounded] == expected
+        twin.checked += 1
+
+    monkeypatch.setattr(distill, "MOST_KEYS", keys)
+    monkeypatch.setattr(Distiller, "distill", both)
+    session.append(ids[:220])
+    assert twin.checked == session.stats.distillations > 3
 
 
 def test_whole_sentences_stay_in_all_heads_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the last one that fits, and the newest entries."""
-    tokenizer = make_tokenizer()
-    model = make_tiny("llama", layers=3, vocab=len(tokenizer))
-    policy = Ranked(sentences="mean", shared_layers=True, recent=0, by_catalyst=0.0)
-    config = PotConfig(policy=policy, pot_size=256, distill_to=192)
-    session = Session(model, tokenizer, config, template=False)
-    text = "".join(SENTENCES[(7 * n * n) % 4] for n in range(90))
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    session, ids = text_session(Ranked(sentences="mean", shared_layers=True, recent=0))
     chunks = []
     whole = Distiller.distill
     monkeypatch.setattr(
@@ -272,7 +325,7 @@ def test_whole_sentences_stay_in_all_heads_of_all_layers(monkeypatch: pytest.Mon
     )
     session.append(ids)
     assert session.stats.distillations > 3
-    ends = sentence_ends(tokenizer, session.runner.vocabulary)
+    ends = sentence_ends(session.tokenizer, session.runner.vocabulary)
     assert 0 < ends[ids].sum() < len(ids)
     sentence: list[int] = []
     number = 0
@@ -291,21 +344,28 @@ def test_whole_sentences_stay_in_all_heads_of_all_layers(monkeypatch: pytest.Mon
 
 
 def test_sentences_need_a_tokenizer() -> None:
-    with pytest.raises(ValueError, match="no tokenizer"):
-        Session(make_tiny("llama"), None, PotConfig(policy="ranked", sentences="max"))
+    config = PotConfig(policy="ranked", sentences="max", pot_size=64)
+    model = make_tiny("llama")
+    with pytest.raises(ValueError, match="use a Session with a tokenizer"):
+        Session(model, None, config)
+    options = {"max_new_tokens": 2, "pad_token_id": 0, "custom_generate": generate}
+    with pytest.raises(ValueError, match="use a Session with a tokenizer"):
+        model.generate(torch.tensor([random_ids(100)]), pot=config, **options)
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"by_keys": -1}, "by_keys=-1"),
-        ({"by_keys": 0, "by_novelty": 0, "by_catalyst": 0}, "all weights are 0"),
-        ({"union": "sum"}, "union"),
+        ({"by_novelty": "much"}, "by_novelty='much'"),
+        ({"by_keys": 0, "by_novelty": 0}, "all weights are 0"),
         ({"sentences": "sum"}, "sentences"),
         ({"sentences": "mean", "score_memory": 0}, "score_memory above 0"),
+        ({"sentences": "mean", "pool": 5}, "sentences='mean' and pool=5"),
         ({"shared_layers": 1}, "shared_layers=1"),
-        ({"window": 0}, "window"),
-        ({"by_catalyst": 0, "score_memory": "once"}, "score_memory='once'"),
+        ({"score_memory": "once"}, "score_memory='once'.*by_catalyst above 0"),
+        ({"by_newest": 1.0}, "no option 'by_newest'"),
+        ({"union": "mean"}, "no option 'union'"),
     ],
 )
 def test_impossible_options_are_refused(options: dict[str, Any], why: str) -> None:
@@ -313,8 +373,9 @@ def test_impossible_options_are_refused(options: dict[str, Any], why: str) -> No
         Ranked(**options)
 
 
-def test_reading_in_parts_and_a_fork_keep_the_same() -> None:
-    config = PotConfig(policy=Ranked(by_newest=1.0, by_expected=1.0, window=6), pot_size=64)
+@pytest.mark.parametrize("catalyst", [0.0, 0.5])
+def test_reading_in_parts_and_a_fork_keep_the_same(catalyst: float) -> None:
+    config = PotConfig(policy=Ranked(by_catalyst=catalyst), pot_size=64)
     sessions = []
     for chunk in (64, 5):
         model = make_tiny("llama")
@@ -326,3 +387,41 @@ def test_reading_in_parts_and_a_fork_keep_the_same() -> None:
         assert kept(one) == kept(twin)
         sessions.append(one)
     assert kept(sessions[0]) == kept(sessions[1])
+
+
+@pytest.mark.parametrize(("weight", "same"), [(0.0, True), (1.0, False)])
+def test_a_question_counts_by_its_weight(weight: float, same: bool) -> None:
+    """Without a weight of the catalyst none is read, and its room is the text's."""
+    config = PotConfig(policy=Ranked(by_catalyst=weight), pot_size=64)
+    sessions = [Session(make_tiny("llama"), None, config) for _ in range(2)]
+    for session, question in zip(sessions, (CATALYST, CATALYST[::-1]), strict=True):
+        session.append(random_ids(200), question=question)
+        assert session.stats.peak_entries == 64
+        assert (session._reader.last_catalyst is None) is same
+    assert (kept(sessions[0]) == kept(sessions[1])) is same
+
+
+@pytest.mark.parametrize("options", [{}, {"sentences": "mean", "shared_layers": True}])
+def test_a_saved_pot_goes_on_as_the_session(options: dict[str, Any], tmp_path: Path) -> None:
+    """With ranks of survivors and a begun sentence in it."""
+    session, ids = text_session(Ranked(**options), pot_size=96, distill_to=60)
+    session.append(ids[:150])
+    session.save(tmp_path / "ranked.pot")
+    loaded = Session.load(tmp_path / "ranked.pot", session.model, session.tokenizer)
+    assert loaded.config.policy.sentences == session.config.policy.sentences
+    for one in (session, loaded):
+        one.append(ids[150:300])
+    assert kept(loaded) == kept(session)
+    assert loaded.stats.distillations == session.stats.distillations > 4
+
+
+@pytest.mark.parametrize("options", [{}, {"pot_dtype": "int8"}, {"context_reset": False}])
+def test_keys_of_layers_are_those_that_attention_reads(options: dict[str, Any]) -> None:
+    """Layers that rotate alike are rotated together, others one by one."""
+    session = Session(make_tiny("llama"), None, PotConfig(policy="keydiff", pot_size=64, **options))
+    session.append(random_ids(100))
+    layers = session.pot.bounded
+    expected = torch.cat([one.read_keys(3, one.length) for one in layers])
+    assert torch.equal(rotated_keys(layers, 3), expected)
+    layers[-1].rotation = replace(layers[-1].rotation)
+    assert torch.equal(rotated_keys(layers, 3), expected)
