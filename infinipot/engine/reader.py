@@ -66,8 +66,8 @@ class Reader(Turns):
     ) -> None:
         """tokenizer: for policies that look at sentences."""
         super().__init__()
-        policy = config.policy
-        if runner.sharded and (policy.shared_heads or policy.shared_layers):
+        self.policy = config.policy
+        if runner.sharded and (self.policy.shared_heads or self.policy.shared_layers):
             raise ValueError(
                 "shared_heads and shared_layers look at all heads of a layer, but this process has "
                 "only some of them (tensor parallel): leave both out, or use a model in one process"
@@ -76,7 +76,6 @@ class Reader(Turns):
         self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
-        self.policy = config.policy
         self.ends = ends_for(runner, config, tokenizer)
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))

@@ -407,7 +407,7 @@ def test_a_saved_pot_goes_on_as_the_session(options: dict[str, Any], tmp_path: P
     session, ids = text_session(Ranked(**options), pot_size=96, distill_to=60)
     session.append(ids[:150])
     session.save(tmp_path / "ranked.pot")
-    loaded = Session.load(tmp_path / "ranked.pot", session.model, session.tokenizer)
+    loaded = Session.load(tmp_path / "ranked.pot", session.runner.model, session.tokenizer)
     assert loaded.config.policy.sentences == session.config.policy.sentences
     for one in (session, loaded):
         one.append(ids[150:300])
