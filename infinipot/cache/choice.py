@@ -1,15 +1,29 @@
-"""The survivors of a distillation."""
+"""The survivors of a distillation, and the keys among which they are chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.storage import compact_slots
 from infinipot.kernels import distill as kernels
+
+
+def rotated_keys(layers: Sequence[PotLayer], start: int) -> Tensor:
+    """The keys of L layers of one shape as attention reads them, from slot `start` on, [L, K, P, D].
+
+    Without stored rotated keys, layers that rotate alike are rotated in one operation.
+    """
+    first = layers[0]
+    alike = all(layer.rotation is first.rotation for layer in layers)
+    if alike and first.reset and first.rotated is None:
+        keys = torch.cat([layer.slots[0].read(start, first.length) for layer in layers])
+        return first.rotate_from(keys, start)
+    return torch.cat([layer.read_keys(start, layer.length) for layer in layers])
 
 
 @dataclass(frozen=True)

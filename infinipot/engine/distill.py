@@ -61,8 +61,10 @@ def recorded(
     return step and (step[0].view(batch, count, -1), {})
 
 
-STACKED = frozenset({"catalyst", "novelty"})
+STACKED = frozenset({"catalyst", "novelty", "sentences"})
 """Needs of policies that may see several layers at once."""
+MOST_KEYS = 1 << 26
+"""Numbers in the keys of the layers that are seen at once: 256 MiB in float32."""
 MOST_UNSCORED = 1 << 14
 """Tokens whose hidden states wait for their NuC. More are scored before the distillation."""
 
@@ -113,10 +115,11 @@ def score_novelty(runner: ModelRunner, pot: Pot) -> None:
 class Distiller:
     """Reads into pots of one model, and distils them by one plan."""
 
-    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+    def __init__(self, runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -> None:
+        """ends: for each token id, whether it ends a sentence, [V] bool, if the plan needs that."""
         self.runner = runner
         self.plan = plan
-        self.watcher = Watcher(runner, plan)
+        self.watcher = Watcher(runner, plan, ends)
 
     @torch.no_grad()
     def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
@@ -159,11 +162,8 @@ class Distiller:
         policy = self.plan.policy
         index, novelty = pot.described([pot.bounded[place] for place in places])
         seen = self._observed(pot, places, (index, novelty), prompted)
-        judged = [self._judge(layer) for layer in seen]
         budget = min(self.plan.layers[places[0]].budget, seen[0].index.shape[-1])
-        scores = None
-        if judged[0] is not None:
-            scores = torch.cat([x for x in judged if x is not None])
+        scores = policy.judge_layers(seen)
         layers = seen[0]
         if len(places) > 1 and layers.novelty is not None:  # all that `Policy.choose` looks at
             free = novelty[..., pot.pinned :].contiguous()
@@ -183,25 +183,20 @@ class Distiller:
         described: tuple[Tensor, Tensor],
         prompted: dict[str, ByLayer],
     ) -> list[Observation]:
-        """What the policy sees of these layers: of all at once, if it can, else of each."""
+        """What the policy sees of these layers: of several at once, if it can, else of each."""
         if len(places) > 1 and self.plan.policy.stacks and self.plan.needs <= STACKED:
-            return [self.watcher.layers(pot, places, described, prompted)]
+            count = max(1, MOST_KEYS // pot.bounded[places[0]].slots[0].data.numel())
+            parts = [places[start : start + count] for start in range(0, len(places), count)]
+            rows = zip(*(x.split(count) for x in described), strict=True)
+            return [
+                self.watcher.layers(pot, part, own, prompted)
+                for part, own in zip(parts, rows, strict=True)
+            ]
         rows = zip(*(x.split(1) for x in described), strict=True)
         return [
             self.watcher.layer(pot, place, own, prompted)
             for place, own in zip(places, rows, strict=True)
         ]
-
-    def _judge(self, layer: Observation) -> Tensor | None:
-        """The policy's scores of a layer. Raises ValueError for scores of another shape."""
-        policy = self.plan.policy
-        scores = policy.judge(layer)
-        if scores is not None and scores.shape != layer.index.shape:
-            raise ValueError(
-                f"policy {policy.name!r} gave scores of shape {tuple(scores.shape)}: "
-                f"they must be [B, K, P] = {tuple(layer.index.shape)}"
-            )
-        return scores
 
     def can_append_catalyst(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the catalyst can be read behind a chunk and removed: not if the chunk is part of it

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from infinipot.cache.choice import rotated_keys
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.engine.plan import Plan
 from infinipot.kernels import distill as kernels
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import Observation
+from infinipot.scoring.ranks import span_numbers
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
 from infinipot.scoring.selection import reduce_groups
 
@@ -86,9 +88,11 @@ class Suffix(NamedTuple):
 class Watcher:
     """Observes full pots of one model for one plan."""
 
-    def __init__(self, runner: ModelRunner, plan: Plan) -> None:
+    def __init__(self, runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -> None:
+        """ends: for each token id, whether it ends a sentence, [V] bool."""
         self.runner = runner
         self.plan = plan
+        self.ends = ends
 
     def look(self, catalyst: Tensor) -> CatalystLook:
         """How to look at a catalyst of ids [B, |P|] under this plan."""
@@ -154,6 +158,11 @@ class Watcher:
         ).sum(dim=-2)
         return reduce_groups(attention, layer.index.shape[1], self.plan.gqa), count
 
+    def sentences(self, pot: Pot) -> Tensor:
+        """The number of the sentence of each token since the last distillation, [F] int64."""
+        assert self.ends is not None, "sentences need a table of the tokens that end one"
+        return span_numbers(self.ends.to(pot.fresh.device)[pot.fresh[0]])
+
     def received(self, layer: Any) -> Tensor:
         """Attention that entries of a layer received from all tokens read since, [B, K, P]."""
         stats = layer.attention_stats
@@ -167,7 +176,7 @@ class Watcher:
         prompted: dict[str, ByLayer],
     ) -> Observation:
         """The policy's observation of several layers of one plan and shape at once, [L, K, P], without
-        keys and values. Arguments as for `layer`; described: of these layers."""
+        raw keys and values. Arguments as for `layer`; described: of these layers."""
         numbers = [n for n, layer in enumerate(pot.layers) if isinstance(layer, PotLayer)]
         own = self.plan.layers[places[0]]
         free = slice(pot.pinned, described[0].shape[-1])
@@ -178,14 +187,17 @@ class Watcher:
         index, novelty = described
         if "novelty" in self.plan.needs:
             observed["novelty"] = novelty[..., free]
-        past = [pot.bounded[place].past for place in places]
+        if "sentences" in self.plan.needs:
+            observed["sentences"] = self.sentences(pot)
+        layers: list[Any] = [pot.bounded[place] for place in places]
+        past = [layer.past for layer in layers]
         if past[0] is not None:
             observed["past"] = torch.cat([x for x in past if x is not None])[..., pot.pinned :]
         nothing = novelty.new_empty(0)
         return Observation(
             keys=nothing,
             values=nothing,
-            rotate=lambda: nothing,
+            rotate=lambda: rotated_keys(layers, pot.pinned),
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
@@ -219,6 +231,8 @@ class Watcher:
         if "newest" in needs:
             newest, window = self.newest(pot, number, own.recent)
             observed["newest"] = newest[..., free]
+        if "sentences" in needs:
+            observed["sentences"] = self.sentences(pot)
         return Observation(
             keys=layer.slots[0].read(pot.pinned, layer.length),
             values=layer.read_values(pot.pinned, layer.length),

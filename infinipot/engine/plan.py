@@ -155,7 +155,7 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
     )
 
 
-OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay")
+OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay", "sentences")
 
 
 def checked_needs(policy: Policy) -> frozenset[str]:

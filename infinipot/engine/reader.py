@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.layout import Layout
@@ -20,6 +21,7 @@ from infinipot.engine.plan import Plan
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
+from infinipot.text.sentences import sentence_ends
 
 Progress = Callable[[], None]
 LATE = frozenset({"newest", "received"})
@@ -59,18 +61,22 @@ class Reader(Turns):
     keeps_answers = True
     """Whether the tokens of an answer to keep stay in the pot as they are generated."""
 
-    def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
+    def __init__(
+        self, runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
+        """tokenizer: for policies that look at sentences."""
         super().__init__()
-        if runner.sharded and config.policy.shared_heads:
+        self.policy = config.policy
+        if runner.sharded and (self.policy.shared_heads or self.policy.shared_layers):
             raise ValueError(
-                "shared_heads looks at all heads of a layer, but this process has only some of them "
-                "(tensor parallel): leave it out, or use a model in one process"
+                "shared_heads and shared_layers look at all heads of a layer, but this process has "
+                "only some of them (tensor parallel): leave both out, or use a model in one process"
             )
         chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
         self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
-        self.policy = config.policy
+        self.ends = ends_for(runner, config, tokenizer)
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
         runner.check_length(self.pot.size)
@@ -82,7 +88,7 @@ class Reader(Turns):
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
-        self.distiller = Distiller(self.runner, plan)
+        self.distiller = Distiller(self.runner, plan, self.ends)
 
     def settle(self, catalyst: str | None) -> None:
         """Use the plan for this kind of catalyst, unless the pot was distilled before: the first
@@ -263,6 +269,19 @@ class Reader(Turns):
         if self.last_catalyst is self.pot.newest:
             twin.last_catalyst = twin.pot.newest
         return twin
+
+
+def ends_for(runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None) -> Tensor | None:
+    """For each token id, whether it ends a sentence, [V] bool. None if the policy needs no
+    sentences. Raises ValueError without a tokenizer."""
+    if "sentences" not in config.policy.needs():
+        return None
+    if tokenizer is None:
+        raise ValueError(
+            f"policy {config.policy.name!r} is to look at sentences, and there is no tokenizer to "
+            "find them: use a Session with a tokenizer, or leave `sentences` out"
+        )
+    return sentence_ends(tokenizer, runner.vocabulary).to(runner.device)
 
 
 def layout_of(config: PotConfig, plan: Plan) -> Layout:

@@ -7,6 +7,7 @@ import dataclasses
 from collections import deque
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.config import PotConfig
 from infinipot.engine.reader import NoRoom, Progress, Reader, Stats
@@ -27,8 +28,10 @@ class CuttingReader(Reader):
 
     keeps_answers = False
 
-    def __init__(self, runner: ModelRunner, config: PotConfig) -> None:
-        super().__init__(runner, config)
+    def __init__(
+        self, runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None = None
+    ) -> None:
+        super().__init__(runner, config, tokenizer)
         self.tail: deque[int] = deque(maxlen=config.pot_size - config.pot_size // 2)
         self.skipped = 0
         self.left_out = 0
@@ -150,8 +153,10 @@ class LateCut:
         self.reader._read(pot, [*tail, *self.prompt, *tokens[:-1]], None)
 
 
-def reader_for(runner: ModelRunner, config: PotConfig) -> Reader:
+def reader_for(
+    runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None = None
+) -> Reader:
     """A reader for an empty pot."""
     if config.policy.cuts:
-        return CuttingReader(runner, config)
-    return Reader(runner, config)
+        return CuttingReader(runner, config, tokenizer)
+    return Reader(runner, config, tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,6 +33,7 @@ class Observation:
     received         [B, K, P]     attention from all tokens read since the entry, summed
     newest           [B, K, P]     attention from the newest `window` tokens, summed
     replay           [B, K, P]     maximum attention from any row, while the text is read again
+    sentences        [F]           number of the sentence of each token since the last distillation, int64
     past             [B, K, S]     scores of the first S entries at the last distillation; None if not stored
     sinks, recent                  number of first and of last entries that must stay
     window                         number of tokens in `newest`
@@ -50,6 +51,7 @@ class Observation:
     received: Tensor | None = None
     newest: Tensor | None = None
     replay: Tensor | None = None
+    sentences: Tensor | None = None
     past: Tensor | None = None
     sinks: int = 0
     recent: int = 0
@@ -119,8 +121,8 @@ class Policy:
     """Groups of distant entries share a position (SelfExtend)."""
 
     stacks: ClassVar[bool] = False
-    """`score` looks at no keys and values, so one call may see all layers of a plan: [L, K, P]
-    instead of [B, K, P]. A class with a `score` of its own says so itself."""
+    """`score` looks at no `keys` and `values`, so one call may see several layers of a plan: [L, K, P]
+    instead of [B, K, P]. It may look at `rotated`. A class with a `score` of its own says so itself."""
 
     sinks = fixed(0)
     recent = fixed(None)
@@ -129,6 +131,7 @@ class Policy:
     pool_mode = fixed(None)
     gqa = fixed("mean")
     shared_heads = fixed(False)
+    shared_layers = fixed(False)
     score_memory = fixed(0.0)
     novelty = fixed(0.0)
     catalyst = fixed(None)
@@ -174,7 +177,7 @@ class Policy:
 
     def needs(self) -> frozenset[str]:
         """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",
-        "replay"}."""
+        "replay", "sentences"}."""
         return frozenset()
 
     def default_recent(self, budget: int) -> int:
@@ -227,9 +230,29 @@ class Policy:
             return torch.cat((layer.past, pool(new, layer.pool, layer.pool_mode)), dim=-1)
         return torch.cat((torch.maximum(old, self.score_memory * layer.past), new), dim=-1)
 
+    def judge_layers(self, layers: Sequence[Observation]) -> Tensor | None:
+        """The scores of L layers of one shape, [L, K, P]. Raises ValueError for scores of another
+        shape."""
+        judged = [self.judge(layer) for layer in layers]
+        scores = [x for x in judged if x is not None]
+        for x, layer in zip(scores, layers, strict=False):
+            if x.shape != layer.index.shape:
+                raise ValueError(
+                    f"policy {self.name!r} gave scores of shape {tuple(x.shape)}: "
+                    f"they must be [B, K, P] = {tuple(layer.index.shape)}"
+                )
+        if not scores:
+            return None
+        return torch.cat(scores)
+
+    @property
+    def smooths(self) -> bool:
+        """Whether `choose` smooths the scores. They are smooth already if they are stored so."""
+        return self.score_memory != "once"
+
     def choose(self, layer: Observation, scores: Tensor | None, budget: int) -> Tensor:
         """Indices [B, K, budget] of the entries that stay, ascending, with sinks and recent ones."""
-        if scores is not None and self.score_memory != "once":
+        if scores is not None and self.smooths:
             scores = pool(scores, layer.pool, layer.pool_mode)
         return choose(
             budget,

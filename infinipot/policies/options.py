@@ -91,7 +91,8 @@ class Scored(Ends):
             check_share("score_memory", self.score_memory, ", or 'once'")
         elif "catalyst" not in self.needs() or "replay" in self.needs():
             raise ValueError(
-                "score_memory='once' goes by the catalyst's attention: use policy 'infinipot' with novelty below 1"
+                "score_memory='once' goes by the catalyst's attention: use policy 'infinipot' with "
+                "novelty below 1, or 'ranked' with by_catalyst above 0"
             )
 
 

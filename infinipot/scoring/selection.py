@@ -97,7 +97,7 @@ def choose(
     kept[..., some.shape[-1] - recent :] = True
     free = budget - sinks - recent
     novel = 0
-    if novelty is not None:
+    if novelty is not None and share > 0:
         novel = int(share * free + 0.5)
         kept |= best(novelty.masked_fill(kept, -torch.inf), novel)
     if scores is not None:

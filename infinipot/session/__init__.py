@@ -52,7 +52,7 @@ class Session(SessionAnswers):
         self.system = system
         self.template = template
         self.special_tokens = special_tokens
-        self._reader = reader_for(self.runner, config_of(config))
+        self._reader = reader_for(self.runner, config_of(config), tokenizer)
         self._dialogue: Dialogue | None = None
         self._reasons: list[str] = []
 
