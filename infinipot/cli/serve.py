@@ -145,13 +145,13 @@ def serve(
         ),
     ] = None,
     access_log: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--access-log",
             metavar="KIND",
-            help="One line on stderr for each request: text, json, off.",
+            help="One line on stderr for each request: text, json, off. [default: --log-format]",
         ),
-    ] = "text",
+    ] = None,
     log_level: Annotated[
         str,
         typer.Option(
@@ -160,6 +160,14 @@ def serve(
             help="Least important messages on stderr: debug, info, warning, error, critical.",
         ),
     ] = "error",
+    log_format: Annotated[
+        str,
+        typer.Option(
+            "--log-format",
+            metavar="KIND",
+            help="How all lines on stderr are written: text, or json, an object a line.",
+        ),
+    ] = "text",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -208,6 +216,7 @@ def serve(
         allowed_origins=tuple(allowed_origin or ()),
         access_log=access_log,
         log_level=log_level,
+        log_format=log_format,
         ray=ray,
         replicas=replicas,
         max_replicas=max_replicas,

@@ -1,5 +1,5 @@
-"""The outermost layer of the application: request ids, one log line for each request, and an answer
-whatever happens inside."""
+"""The outermost layer of the application: request ids, one log line and the metrics of each
+request, and an answer whatever happens inside."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infinipot.server.errors import APIError, shutting_down
+from infinipot.server.metrics import Metrics, method_label
 from infinipot.server.request_record import RequestRecord, id_of, working_for
 from infinipot.server.service import handler_error
 
@@ -57,9 +58,10 @@ class Reply:
 class AccessLog:
     """kind: the form of the lines, from KINDS."""
 
-    def __init__(self, app: ASGIApp, kind: str) -> None:
+    def __init__(self, app: ASGIApp, kind: str, metrics: Metrics) -> None:
         self.app = app
         self.kind = kind
+        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -79,6 +81,7 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = record.request_id
                 reply.status = message["status"]
+                self.metrics.requests.labels(*labels_of(scope), reply.status).inc()
             elif not message.get("more_body", False):
                 reply.complete = True
             await send(message)
@@ -87,8 +90,10 @@ class AccessLog:
             try:
                 await self._answer(scope, noted_receive, noted_send, reply)
             finally:
+                seconds = time.monotonic() - started
+                self._measure(scope, record, seconds)
                 if self.kind != "off":
-                    fields = line_of(scope, record, reply, time.monotonic() - started)
+                    fields = line_of(scope, record, reply, seconds)
                     log.info("%s", written(fields, self.kind))
                 record.jobs.clear()  # the context outlives the request, and would keep their pots
 
@@ -103,6 +108,22 @@ class AccessLog:
             error = handler_error(problem)
             if reply.status is None:
                 await refuse(error, scope, receive, send)
+
+    def _measure(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
+        self.metrics.duration_s.labels(*labels_of(scope)).observe(seconds)
+        jobs = [job for job in record.jobs if job.admitted_s]
+        if jobs:
+            tokens = sum(job.prompt_tokens for job in jobs)
+            self.metrics.request_prompt_tokens.observe(tokens)
+        answers = [job for job in jobs if job.asks]
+        if answers:
+            tokens = sum(job.tokens_generated for job in answers)
+            self.metrics.request_generated_tokens.observe(tokens)
+
+
+def labels_of(scope: Scope) -> tuple[str, str]:
+    """Method and route. Paths that are no route share a label."""
+    return method_label(scope["method"]), getattr(scope.get("route"), "path", "other")
 
 
 async def refuse(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -57,7 +57,7 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(AccessLog, kind=service.settings.access_log)
+    app.add_middleware(AccessLog, kind=service.settings.access_log, metrics=service.metrics)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(APIError, on_error)

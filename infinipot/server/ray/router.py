@@ -128,7 +128,8 @@ class Router:
         self.replicas = replicas
         self.service = make()
         self.access = self.service.access
-        self.app = AccessLog(AuthMiddleware(self.forward, self.service), "off")
+        checked = AuthMiddleware(self.forward, self.service)
+        self.app = AccessLog(checked, "off", self.service.metrics)
 
     async def __call__(self, request: Request) -> Response:
         return Forward(self.app)
