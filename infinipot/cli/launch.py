@@ -40,6 +40,7 @@ class Flags:
     document_timeout: float
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
+    root_path: str
     access_log: str | None
     log_level: str
     log_format: str
@@ -98,6 +99,7 @@ def greet(place: socket.socket, model: str, flags: Flags) -> None:
 def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     from infinipot.checks import within
     from infinipot.config import Sampling
+    from infinipot.server.root_path import checked
     from infinipot.server.settings import Settings
 
     check_memory(flags)
@@ -125,6 +127,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
         "max_stall_s": flags.max_stall_ms / 1000,
         "most_tokens": flags.max_tokens_limit,
         "access_log": flags.access_log,
+        "root_path": checked(flags.root_path),
     }
     if flags.max_sessions is not None:
         bounds["max_sessions"] = flags.max_sessions

@@ -144,6 +144,14 @@ def serve(
             help="Pages of this site may use the server, too: https://name; repeatable, * is any.",
         ),
     ] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(
+            "--root-path",
+            metavar="PATH",
+            help="The path under which a reverse proxy shows the server, e.g. /infinipot.",
+        ),
+    ] = "",
     access_log: Annotated[
         str | None,
         typer.Option(
@@ -214,6 +222,7 @@ def serve(
         document_timeout=document_timeout,
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
+        root_path=root_path,
         access_log=access_log,
         log_level=log_level,
         log_format=log_format,

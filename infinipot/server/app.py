@@ -20,6 +20,7 @@ from infinipot.server.auth import AuthMiddleware
 from infinipot.server.errors import APIError
 from infinipot.server.invalid import sentence
 from infinipot.server.json_reply import JsonReply
+from infinipot.server.root_path import RootPath
 from infinipot.server.routes import documents, openai, pots, web
 from infinipot.server.service import Service, handler_error
 
@@ -57,17 +58,18 @@ def create_app(service: Service) -> FastAPI:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(RootPath, path=service.settings.root_path)
     app.add_middleware(AccessLog, kind=service.settings.access_log, metrics=service.metrics)
     app.add_exception_handler(HTTPException, on_http)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(APIError, on_error)
     app.add_exception_handler(ClientDisconnect, on_error)
-    describe(app, service.name)
+    describe(app, service)
     return app
 
 
-def describe(app: FastAPI, model: str) -> None:
-    """Correct FastAPI's document: no status 422, and the model's name."""
+def describe(app: FastAPI, service: Service) -> None:
+    """Correct FastAPI's document: no status 422, the model's name, the path behind a proxy."""
     openapi_of_fastapi = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -79,7 +81,9 @@ def describe(app: FastAPI, model: str) -> None:
                 operation["responses"].pop("422", None)
         schemas = document["components"]["schemas"]
         for name in ("ChatRequest", "CompletionRequest"):
-            schemas[name]["properties"]["model"]["enum"] = [model]
+            schemas[name]["properties"]["model"]["enum"] = [service.name]
+        if service.settings.root_path:
+            document["servers"] = [{"url": service.settings.root_path}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

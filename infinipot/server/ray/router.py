@@ -25,6 +25,7 @@ from infinipot.server.auth import AuthMiddleware
 from infinipot.server.bodies import limited_receive, parse
 from infinipot.server.errors import APIError
 from infinipot.server.json_reply import JsonReply
+from infinipot.server.root_path import RootPath
 from infinipot.server.schema import ChatRequest, CompletionRequest, NewPot, Options
 from infinipot.server.service import Service
 from infinipot.server.stored_pot import SUFFIX
@@ -129,7 +130,8 @@ class Router:
         self.service = make()
         self.access = self.service.access
         checked = AuthMiddleware(self.forward, self.service)
-        self.app = AccessLog(checked, "off", self.service.metrics)
+        rooted = RootPath(checked, self.service.settings.root_path)
+        self.app = AccessLog(rooted, "off", self.service.metrics)
 
     async def __call__(self, request: Request) -> Response:
         return Forward(self.app)
