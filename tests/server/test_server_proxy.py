@@ -54,7 +54,9 @@ def test_the_interface(server: Live, strip: bool) -> None:
     with shown(server, strip) as client:
         made = client.put("/v1/pots/book", content=b"The keeper hid the letter. " * 30)
         assert made.status_code == 201
-        assert client.get("/v1/pots/book/events").text.endswith("data: [DONE]\n\n")
+        events = client.get("/v1/pots/book/events")
+        assert events.text.endswith("data: [DONE]\n\n")
+        assert events.headers["x-accel-buffering"] == "no"
         assert client.get("/ready").status_code == client.get("/metrics").status_code == 200
         answer = openai.OpenAI(
             base_url=f"{client.base_url}v1", api_key="none", http_client=client
