@@ -21,6 +21,7 @@ from infinipot.server.errors import APIError, shutting_down
 from infinipot.server.metrics import Metrics, method_label
 from infinipot.server.request_record import RequestRecord, id_of, working_for
 from infinipot.server.service import handler_error
+from infinipot.server.tracing import find_tracer, write_span
 
 KINDS = ("text", "json", "off")
 HEADER = "x-request-id"
@@ -62,12 +63,14 @@ class AccessLog:
         self.app = app
         self.kind = kind
         self.metrics = metrics
+        self.tracer = find_tracer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started = time.monotonic()
+        start_ns = time.time_ns()
         record = RequestRecord(id_of(Headers(scope=scope).get(HEADER)))
         MutableHeaders(scope=scope)[HEADER] = record.request_id  # for replicas
         reply = Reply()
@@ -92,9 +95,11 @@ class AccessLog:
             finally:
                 seconds = time.monotonic() - started
                 self._measure(scope, record, seconds)
+                fields = line_of(scope, record, reply, seconds)
                 if self.kind != "off":
-                    fields = line_of(scope, record, reply, seconds)
                     log.info("%s", written(fields, self.kind))
+                if self.tracer is not None:
+                    self._trace(fields, scope, start_ns)
                 record.jobs.clear()  # the context outlives the request, and would keep their pots
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
@@ -108,6 +113,12 @@ class AccessLog:
             error = handler_error(problem)
             if reply.status is None:
                 await refuse(error, scope, receive, send)
+
+    def _trace(self, fields: dict[str, Any], scope: Scope, start_ns: int) -> None:
+        assert self.tracer is not None
+        method, route = labels_of(scope)
+        headers = dict(Headers(scope=scope))
+        write_span(self.tracer, {**fields, "method": method}, route, headers, start_ns)
 
     def _measure(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
         self.metrics.duration_s.labels(*labels_of(scope)).observe(seconds)
