@@ -53,6 +53,17 @@ def create_app(service: Service) -> FastAPI:
     for router in (openai.router, pots.router, documents.router, openai.health_router, web.router):
         app.include_router(router)
     app.mount("/page", web.files, name="page")
+    add_layers(app, service)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(APIError, on_error)
+    app.add_exception_handler(ClientDisconnect, on_error)
+    describe(app, service)
+    return app
+
+
+def add_layers(app: FastAPI, service: Service) -> None:
+    """What each request goes through before its route; the last one added is the first."""
     app.add_middleware(AuthMiddleware, service=service)
     if origins := service.access.origins:  # browsers ask before pages of other sites do
         app.add_middleware(
@@ -60,12 +71,6 @@ def create_app(service: Service) -> FastAPI:
         )
     app.add_middleware(RootPath, path=service.settings.root_path)
     app.add_middleware(AccessLog, kind=service.settings.access_log, metrics=service.metrics)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(APIError, on_error)
-    app.add_exception_handler(ClientDisconnect, on_error)
-    describe(app, service)
-    return app
 
 
 def describe(app: FastAPI, service: Service) -> None:
