@@ -48,6 +48,7 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         default_response_class=JsonReply,
+        telemetry={"tracing": False, "logs": False},  # has queries in it: `tracing` has its own
     )
     app.state.service = service
     for router in (openai.router, pots.router, documents.router, openai.health_router, web.router):

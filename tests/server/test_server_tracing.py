@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from live import live
 
-from infinipot.server import access_log
 from infinipot.server.tracing import find_tracer
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
@@ -27,29 +26,33 @@ def test_without_the_sdk_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_span_says_what_a_request_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only span of it, FastAPI's own included."""
     pytest.importorskip("opentelemetry.sdk", reason="OpenTelemetry's SDK is not installed")
+    from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     spans, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    monkeypatch.setattr(access_log, "find_tracer", lambda: provider.get_tracer("infinipot"))
+    trace.set_tracer_provider(provider)  # for the whole process: shut down below
+
+    def asked() -> list[Any]:
+        return [span for span in spans.get_finished_spans() if not span.name.endswith("/ready")]
 
     def newest(count: int) -> Any:
         until = time.monotonic() + 30
-        while len(spans.get_finished_spans()) < count:
+        while len(asked()) < count:
             assert time.monotonic() < until
             time.sleep(0.01)
-        return spans.get_finished_spans()[-1]
+        return asked()[-1]
 
     with live() as here:
         before = time.time_ns()
-        seen = len(spans.get_finished_spans())
         reply = here.http.post(
             "/v1/chat/completions?a=secret", json=HELLO, headers={"traceparent": PARENT}
         )
-        span = newest(seen + 1)
+        span = newest(1)
         usage = reply.json()["usage"]
         assert span.name == "POST /v1/chat/completions"
         assert span.kind.name == "SERVER"
@@ -70,7 +73,7 @@ def test_a_span_says_what_a_request_took(monkeypatch: pytest.MonkeyPatch) -> Non
         }
         assert span.status.status_code.name != "ERROR"
         here.http.get("/v1/pots/mine")
-        span = newest(seen + 2)
+        span = newest(2)
         assert (span.name, span.parent) == ("GET /v1/pots/{name}", None)
         assert "gen_ai.usage.input_tokens" not in span.attributes
 
@@ -79,4 +82,9 @@ def test_a_span_says_what_a_request_took(monkeypatch: pytest.MonkeyPatch) -> Non
 
         monkeypatch.setattr(here.service, "check_model", broken)
         here.http.post("/tokenize", json={"prompt": "x"})
-        assert newest(seen + 3).status.status_code.name == "ERROR"
+        assert newest(3).status.status_code.name == "ERROR"
+        here.http.put("/v1/pots/book?question=secret", content=b"The keeper hid the letter.")
+        assert newest(4).attributes["infinipot.finish"] == "filled"
+    assert len(asked()) == 4
+    assert not any(word in span.to_json() for span in asked() for word in ("secret", "Hello"))
+    provider.shutdown()
