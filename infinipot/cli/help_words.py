@@ -106,6 +106,8 @@ SERVERS_OWN = (
     "allowed_host",
     "allowed_origin",
     "log_level",
+    "log_format",
+    "root_path",
 )
 RARE = {name for names in GROUPS.values() for name in names if name not in EVERYDAY} | {
     *SERVERS_OWN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infinipot.cli.command_options import CommandOptions
-from infinipot.cli.console import BadUse, say
+from infinipot.cli.console import BadUse
 
 if TYPE_CHECKING:
     from infinipot.server.ray.deploy import Cluster
@@ -41,8 +40,10 @@ class Flags:
     document_timeout: float
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
-    access_log: str
+    root_path: str
+    access_log: str | None
     log_level: str
+    log_format: str
     ray: str | None
     replicas: int | None
     max_replicas: int | None
@@ -59,7 +60,7 @@ def launch(options: CommandOptions, model: str, flags: Flags) -> None:
             f"the server needs {problem.name}, which is not installed: "
             "pip install 'infinipot[serve]'"
         ) from None
-    set_up_logs(flags)
+    flags = set_up_logs(flags)
     settings = server_settings(options, flags)
     start = starter(options, model, settings, flags)
     place = process.bound(flags.host, flags.port)
@@ -68,17 +69,24 @@ def launch(options: CommandOptions, model: str, flags: Flags) -> None:
     start(place)
 
 
-def set_up_logs(flags: Flags) -> None:
+def set_up_logs(flags: Flags) -> Flags:
+    """Let all messages go to stderr. Returns the flags with the form of the access log."""
     from infinipot.checks import known
     from infinipot.server.access_log import KINDS, write_access_log
+    from infinipot.server.logs import FORMATS, write_logs
 
-    known("access-log", flags.access_log, KINDS)
     known("log-level", flags.log_level, LEVELS)
-    logging.basicConfig(format="infinipot: %(message)s", level=flags.log_level.upper())
-    write_access_log(flags.access_log)
+    known("log-format", flags.log_format, FORMATS)
+    access_log = flags.access_log or flags.log_format
+    known("access-log", access_log, KINDS)
+    write_logs(flags.log_level, flags.log_format)
+    write_access_log(access_log)
+    return dataclasses.replace(flags, access_log=access_log)
 
 
 def greet(place: socket.socket, model: str, flags: Flags) -> None:
+    from infinipot.server.logs import say
+
     address, port = place.getsockname()[:2]
     host = address
     if ":" in address:
@@ -91,6 +99,7 @@ def greet(place: socket.socket, model: str, flags: Flags) -> None:
 def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     from infinipot.checks import within
     from infinipot.config import Sampling
+    from infinipot.server.root_path import checked
     from infinipot.server.settings import Settings
 
     check_memory(flags)
@@ -118,6 +127,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
         "max_stall_s": flags.max_stall_ms / 1000,
         "most_tokens": flags.max_tokens_limit,
         "access_log": flags.access_log,
+        "root_path": checked(flags.root_path),
     }
     if flags.max_sessions is not None:
         bounds["max_sessions"] = flags.max_sessions
@@ -188,6 +198,7 @@ def starter(
     options: CommandOptions, model: str, settings: Settings, flags: Flags
 ) -> Callable[[socket.socket], None]:
     """What serves at a bound socket: one process, or replicas on a cluster."""
+    from infinipot.server.logs import say
     from infinipot.server.process import serve
     from infinipot.server.service import Service
 
@@ -195,14 +206,14 @@ def starter(
     if flags.ray is None:
         if not options.quiet:
             bounds["notify"] = say
-        service = Service(model, loader(options, model), settings, **bounds)
+        service = Service(model, loader(options, model, flags), settings, **bounds)
         return functools.partial(serve, service)
     where = cluster(options, flags)
     if Path(model).exists():  # processes of a cluster start in other folders
         model = str(Path(model).resolve())
     if settings.pot_dir is not None:
         settings = dataclasses.replace(settings, pot_dir=settings.pot_dir.resolve())
-    make = functools.partial(Service, model, loader(options, model), settings, **bounds)
+    make = functools.partial(Service, model, loader(options, model, flags), settings, **bounds)
 
     def ready() -> None:
         if not options.quiet:
@@ -239,15 +250,18 @@ def cluster(options: CommandOptions, flags: Flags) -> Cluster:
     return Cluster(str(flags.ray), replicas, flags.max_replicas, gpus=gpus)
 
 
-def loader(options: CommandOptions, model: str) -> Callable[[], tuple[Any, Any]]:
+def loader(options: CommandOptions, model: str, flags: Flags) -> Callable[[], tuple[Any, Any]]:
     """What loads the model when the server is up."""
 
     def load() -> tuple[Any, Any]:
         from infinipot.cli.console import silence
         from infinipot.model.load import load
+        from infinipot.server.logs import log_others
 
         if not options["debug"]:
             silence(options.quiet)
+        if flags.log_format == "json":
+            log_others()
         try:
             return load(model, **options.loading)
         except OSError as problem:

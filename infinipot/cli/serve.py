@@ -144,14 +144,22 @@ def serve(
             help="Pages of this site may use the server, too: https://name; repeatable, * is any.",
         ),
     ] = None,
-    access_log: Annotated[
+    root_path: Annotated[
         str,
+        typer.Option(
+            "--root-path",
+            metavar="PATH",
+            help="The path under which a reverse proxy shows the server, e.g. /infinipot.",
+        ),
+    ] = "",
+    access_log: Annotated[
+        str | None,
         typer.Option(
             "--access-log",
             metavar="KIND",
-            help="One line on stderr for each request: text, json, off.",
+            help="One line on stderr for each request: text, json, off. [default: --log-format]",
         ),
-    ] = "text",
+    ] = None,
     log_level: Annotated[
         str,
         typer.Option(
@@ -160,6 +168,14 @@ def serve(
             help="Least important messages on stderr: debug, info, warning, error, critical.",
         ),
     ] = "error",
+    log_format: Annotated[
+        str,
+        typer.Option(
+            "--log-format",
+            metavar="KIND",
+            help="How all lines on stderr are written: text, or json, an object a line.",
+        ),
+    ] = "text",
     ray: Annotated[
         str | None,
         typer.Option(
@@ -206,8 +222,10 @@ def serve(
         document_timeout=document_timeout,
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
+        root_path=root_path,
         access_log=access_log,
         log_level=log_level,
+        log_format=log_format,
         ray=ray,
         replicas=replicas,
         max_replicas=max_replicas,

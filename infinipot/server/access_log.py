@@ -1,5 +1,5 @@
-"""The outermost layer of the application: request ids, one log line for each request, and an answer
-whatever happens inside."""
+"""The outermost layer of the application: request ids, one log line and the metrics of each
+request, and an answer whatever happens inside."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from infinipot.server.errors import APIError, shutting_down
+from infinipot.server.metrics import Metrics, method_label
 from infinipot.server.request_record import RequestRecord, id_of, working_for
 from infinipot.server.service import handler_error
+from infinipot.server.tracing import find_tracer, write_span
 
 KINDS = ("text", "json", "off")
 HEADER = "x-request-id"
@@ -57,15 +59,18 @@ class Reply:
 class AccessLog:
     """kind: the form of the lines, from KINDS."""
 
-    def __init__(self, app: ASGIApp, kind: str) -> None:
+    def __init__(self, app: ASGIApp, kind: str, metrics: Metrics) -> None:
         self.app = app
         self.kind = kind
+        self.metrics = metrics
+        self.tracer = find_tracer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started = time.monotonic()
+        start_ns = time.time_ns()
         record = RequestRecord(id_of(Headers(scope=scope).get(HEADER)))
         MutableHeaders(scope=scope)[HEADER] = record.request_id  # for replicas
         reply = Reply()
@@ -79,6 +84,7 @@ class AccessLog:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[HEADER] = record.request_id
                 reply.status = message["status"]
+                self.metrics.requests.labels(*labels_of(scope), reply.status).inc()
             elif not message.get("more_body", False):
                 reply.complete = True
             await send(message)
@@ -87,9 +93,13 @@ class AccessLog:
             try:
                 await self._answer(scope, noted_receive, noted_send, reply)
             finally:
+                seconds = time.monotonic() - started
+                self._measure(scope, record, seconds)
+                fields = line_of(scope, record, reply, seconds)
                 if self.kind != "off":
-                    fields = line_of(scope, record, reply, time.monotonic() - started)
                     log.info("%s", written(fields, self.kind))
+                if self.tracer is not None:
+                    self._trace(fields, scope, start_ns)
                 record.jobs.clear()  # the context outlives the request, and would keep their pots
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
@@ -103,6 +113,28 @@ class AccessLog:
             error = handler_error(problem)
             if reply.status is None:
                 await refuse(error, scope, receive, send)
+
+    def _trace(self, fields: dict[str, Any], scope: Scope, start_ns: int) -> None:
+        assert self.tracer is not None
+        method, route = labels_of(scope)
+        headers = dict(Headers(scope=scope))
+        write_span(self.tracer, {**fields, "method": method}, route, headers, start_ns)
+
+    def _measure(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
+        self.metrics.duration_s.labels(*labels_of(scope)).observe(seconds)
+        jobs = [job for job in record.jobs if job.admitted_s]
+        if jobs:
+            tokens = sum(job.prompt_tokens for job in jobs)
+            self.metrics.request_prompt_tokens.observe(tokens)
+        answers = [job for job in jobs if job.asks]
+        if answers:
+            tokens = sum(job.tokens_generated for job in answers)
+            self.metrics.request_generated_tokens.observe(tokens)
+
+
+def labels_of(scope: Scope) -> tuple[str, str]:
+    """Method and route. Paths that are no route share a label."""
+    return method_label(scope["method"]), getattr(scope.get("route"), "path", "other")
 
 
 async def refuse(error: APIError, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,6 +20,7 @@ from infinipot.server.auth import AuthMiddleware
 from infinipot.server.errors import APIError
 from infinipot.server.invalid import sentence
 from infinipot.server.json_reply import JsonReply
+from infinipot.server.root_path import RootPath
 from infinipot.server.routes import documents, openai, pots, web
 from infinipot.server.service import Service, handler_error
 
@@ -47,27 +48,34 @@ def create_app(service: Service) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         default_response_class=JsonReply,
+        telemetry={"tracing": False, "logs": False},  # has queries in it: `tracing` has its own
     )
     app.state.service = service
     for router in (openai.router, pots.router, documents.router, openai.health_router, web.router):
         app.include_router(router)
     app.mount("/page", web.files, name="page")
+    add_layers(app, service)
+    app.add_exception_handler(HTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(APIError, on_error)
+    app.add_exception_handler(ClientDisconnect, on_error)
+    describe(app, service)
+    return app
+
+
+def add_layers(app: FastAPI, service: Service) -> None:
+    """What each request goes through before its route; the last one added is the first."""
     app.add_middleware(AuthMiddleware, service=service)
     if origins := service.access.origins:  # browsers ask before pages of other sites do
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_middleware(AccessLog, kind=service.settings.access_log)
-    app.add_exception_handler(HTTPException, on_http)
-    app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(APIError, on_error)
-    app.add_exception_handler(ClientDisconnect, on_error)
-    describe(app, service.name)
-    return app
+    app.add_middleware(RootPath, path=service.settings.root_path)
+    app.add_middleware(AccessLog, kind=service.settings.access_log, metrics=service.metrics)
 
 
-def describe(app: FastAPI, model: str) -> None:
-    """Correct FastAPI's document: no status 422, and the model's name."""
+def describe(app: FastAPI, service: Service) -> None:
+    """Correct FastAPI's document: no status 422, the model's name, the path behind a proxy."""
     openapi_of_fastapi = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -79,7 +87,9 @@ def describe(app: FastAPI, model: str) -> None:
                 operation["responses"].pop("422", None)
         schemas = document["components"]["schemas"]
         for name in ("ChatRequest", "CompletionRequest"):
-            schemas[name]["properties"]["model"]["enum"] = [model]
+            schemas[name]["properties"]["model"]["enum"] = [service.name]
+        if service.settings.root_path:
+            document["servers"] = [{"url": service.settings.root_path}]
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ import hmac
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from infinipot.server.bodies import TOO_LARGE, limited_receive
 from infinipot.server.errors import APIError
@@ -34,18 +34,12 @@ class AuthMiddleware:
             await self.app(scope, receive, send)
             return
 
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                path = getattr(scope.get("route"), "path", "other")
-                self.service.metrics.requests.labels(path, message["status"]).inc()
-            await send(message)
-
         headers = Headers(scope=scope)
         # a streamed text may be of any length
         max_bytes = None if scope["method"] == "PUT" else self.access.max_body_bytes
         error = self._access_error(scope["path"], headers) or _length_error(headers, max_bytes)
         if error is not None:
-            await JsonReply(error.body(), error.status)(scope, receive, counted)
+            await JsonReply(error.body(), error.status)(scope, receive, send)
             return
         body_bytes = 0
 
@@ -60,7 +54,7 @@ class AuthMiddleware:
 
         try:
             limited = limited_receive(receive, self.access.patience_s, max_bytes, count)
-            await self.app(scope, limited, counted)
+            await self.app(scope, limited, send)
         finally:
             self.service.body_bytes -= body_bytes
 

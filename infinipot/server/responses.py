@@ -17,6 +17,8 @@ from infinipot.text.json_text import json_text
 from infinipot.text.pieces import piece_bytes
 
 DONE = "data: [DONE]\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""Of server-sent events. The second lets nginx send them on at once."""
 
 
 def sse(content: dict[str, Any]) -> str:

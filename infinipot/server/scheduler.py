@@ -187,6 +187,7 @@ class Scheduler:
             self._running.append(job)
             self.metrics.cached.inc(job.tokens_cached)
             self._timer.admitted(job)
+            self.metrics.queue_s.observe(job.queue_s())
 
     def _admit(self, job: Job) -> bool:
         """Give a job its session. Returns False if it must wait for a place or for the disk."""

@@ -85,7 +85,8 @@ class Service:
         self.documents = Documents(conversions, self.access.max_body_bytes)
         self.body_bytes = 0
         """Bytes of the bodies of all open requests."""
-        self.metrics = Metrics()
+        config = settings.config
+        self.metrics = Metrics(self.name, config.policy.name, config.pot_size)
         self._preparing = 0
         """Requests whose texts are being tokenized."""
         self._failure: Exception | None = None

@@ -32,5 +32,7 @@ class Settings:
     """Conversations on disk. The oldest are deleted."""
     access_log: str = "off"
     """The form of the line for each request: text, json, off."""
+    root_path: str = ""
+    """The path under which a reverse proxy shows the server, as `root_path.checked` returns it."""
     shared: bool = False
     """Whether other servers with the same model also use pot_dir."""

@@ -25,6 +25,7 @@ from infinipot.server.auth import AuthMiddleware
 from infinipot.server.bodies import limited_receive, parse
 from infinipot.server.errors import APIError
 from infinipot.server.json_reply import JsonReply
+from infinipot.server.root_path import RootPath
 from infinipot.server.schema import ChatRequest, CompletionRequest, NewPot, Options
 from infinipot.server.service import Service
 from infinipot.server.stored_pot import SUFFIX
@@ -128,7 +129,9 @@ class Router:
         self.replicas = replicas
         self.service = make()
         self.access = self.service.access
-        self.app = AccessLog(AuthMiddleware(self.forward, self.service), "off")
+        checked = AuthMiddleware(self.forward, self.service)
+        rooted = RootPath(checked, self.service.settings.root_path)
+        self.app = AccessLog(rooted, "off", self.service.metrics)
 
     async def __call__(self, request: Request) -> Response:
         return Forward(self.app)

@@ -20,7 +20,15 @@ from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
 from infinipot.server.json_reply import JsonReply
 from infinipot.server.requests import Submission, chat_job, completion_jobs
-from infinipot.server.responses import DONE, ChatForm, CompletionForm, Form, comment, sse
+from infinipot.server.responses import (
+    DONE,
+    STREAM_HEADERS,
+    ChatForm,
+    CompletionForm,
+    Form,
+    comment,
+    sse,
+)
 from infinipot.server.schema import (
     ERRORS,
     STREAMS,
@@ -166,7 +174,7 @@ async def reply(request: Request, answer: Reply, body: ChatRequest | CompletionR
         return StreamingResponse(
             chain(first, events),
             media_type="text/event-stream",
-            headers={"Cache-Control": "no-cache"},
+            headers=STREAM_HEADERS,
         )
     async with answer.working():
         answers = asyncio.gather(*(stream.whole() for _, stream in answer.submissions))

@@ -15,7 +15,7 @@ from fastapi.security import HTTPBearer
 from infinipot.server.bodies import JsonRoute
 from infinipot.server.documents import body_text
 from infinipot.server.errors import APIError
-from infinipot.server.responses import DONE, sse
+from infinipot.server.responses import DONE, STREAM_HEADERS, sse
 from infinipot.server.schema import ERRORS, NAME, STREAMS, NewPot, StreamedFill
 from infinipot.server.service import ServiceDep
 from infinipot.server.upload import Upload, when_written
@@ -112,9 +112,7 @@ async def events(name: PotName, service: ServiceDep) -> StreamingResponse:
         finally:
             service.engine.call(lambda: service.pots.unwatch(name, watcher))
 
-    return StreamingResponse(
-        states(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-    )
+    return StreamingResponse(states(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 @router.post("/{name}/save")

@@ -1,14 +1,17 @@
-// The server, as this page uses it.
+// The server, as this page uses it. Its paths are taken from where the page is: a proxy may show the server under some/path/.
+
+const root = new URL(".", document.baseURI);
 
 export const key = {
-  get: () => sessionStorage.getItem("infinipot-key") || "",
-  set: (value) => sessionStorage.setItem("infinipot-key", value),
+  get: () => sessionStorage.getItem(`infinipot-key ${root.pathname}`) || "",
+  set: (value) => sessionStorage.setItem(`infinipot-key ${root.pathname}`, value),
 };
 
+// path: from the server's root, "/v1/..."
 export async function call(path, options = {}) {
   const headers = { ...(options.headers || {}) };
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
-  const reply = await fetch(path, { ...options, headers });
+  const reply = await fetch(new URL(`.${path}`, root), { ...options, headers });
   if (reply.ok) return reply;
   let message = `${reply.status} ${reply.statusText}`;
   try { message = (await reply.json()).error.message; } catch { /* not the server's own words */ }

@@ -1,4 +1,4 @@
-// The interface as /openapi.json describes it. Nothing here comes from elsewhere.
+// The interface as openapi.json describes it. Nothing here comes from elsewhere.
 
 const made = (tag, text = "", kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
 let schemas = {};
@@ -59,8 +59,8 @@ function section(path, method, operation) {
 
 async function show() {
   const place = document.getElementById("paths");
-  const reply = await fetch("/openapi.json");
-  if (!reply.ok) throw new Error(`/openapi.json: ${reply.status}`);
+  const reply = await fetch("openapi.json");
+  if (!reply.ok) throw new Error(`openapi.json: ${reply.status}`);
   const { paths, components, info } = await reply.json();
   schemas = components.schemas;
   place.replaceChildren(made("p", `${info.title} ${info.version}. ${info.summary}`));
