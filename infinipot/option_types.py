@@ -17,6 +17,7 @@ PolicyName = Literal[
     "snapkv",
     "sirllm",
     "keydiff",
+    "ranked",
     "kvzip",
     "random",
     "full",
@@ -64,6 +65,11 @@ class PotOptions(TypedDict, total=False):
     window: int
     group: int
     neighbours: int
+    by_keys: float
+    by_novelty: float
+    by_catalyst: float
+    sentences: Literal["mean", "max"] | None
+    shared_layers: bool
 
 
 class PotChanges(PotOptions, total=False):

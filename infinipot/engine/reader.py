@@ -21,7 +21,7 @@ from infinipot.engine.plan import Plan
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
-from infinipot.text.sentences import sentence_ends
+from infinipot.text.sentences import ends_for
 
 Progress = Callable[[], None]
 LATE = frozenset({"newest", "received"})
@@ -76,7 +76,9 @@ class Reader(Turns):
         self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
-        self.ends = ends_for(runner, config, tokenizer)
+        self.ends: Tensor | None = None
+        if "sentences" in policy.needs():
+            self.ends = ends_for(policy.name, tokenizer, runner.vocabulary).to(runner.device)
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
         runner.check_length(self.pot.size)
@@ -269,19 +271,6 @@ class Reader(Turns):
         if self.last_catalyst is self.pot.newest:
             twin.last_catalyst = twin.pot.newest
         return twin
-
-
-def ends_for(runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None) -> Tensor | None:
-    """For each token id, whether it ends a sentence, [V] bool. None if the policy needs no
-    sentences. Raises ValueError without a tokenizer."""
-    if "sentences" not in config.policy.needs():
-        return None
-    if tokenizer is None:
-        raise ValueError(
-            f"policy {config.policy.name!r} is to look at sentences, and there is no tokenizer to "
-            "find them: use a Session with a tokenizer, or leave `sentences` out"
-        )
-    return sentence_ends(tokenizer, runner.vocabulary).to(runner.device)
 
 
 def layout_of(config: PotConfig, plan: Plan) -> Layout:

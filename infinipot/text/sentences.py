@@ -31,3 +31,13 @@ def sentence_ends(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Tensor
         known[: len(ids)] = torch.tensor([ends_sentence(text) for text in texts])
         _TABLES[tokenizer] = known
     return known
+
+
+def ends_for(policy: str, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int) -> Tensor:
+    """The same for a policy of this name. Raises ValueError without a tokenizer."""
+    if tokenizer is None:
+        raise ValueError(
+            f"policy {policy!r} is to look at sentences, and there is no tokenizer to find them: "
+            "use a Session with a tokenizer, or leave `sentences` out"
+        )
+    return sentence_ends(tokenizer, vocabulary)

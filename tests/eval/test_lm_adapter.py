@@ -218,11 +218,11 @@ def test_options_go_where_they_belong(adapter: type) -> None:
 def test_a_model_by_name_is_loaded(adapter: type, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Any, ...]] = []
 
-    def load(name: str, device: str, dtype: str) -> tuple[Any, Any]:
-        asked.append((name, device, dtype))
+    def load(name: str, device: str, dtype: str, weights: str | None) -> tuple[Any, Any]:
+        asked.append((name, device, dtype, weights))
         return MODEL, TOKENIZER
 
     monkeypatch.setattr(sys.modules["infinipot.eval.lm"], "load", load)
     assert adapter("some").model is MODEL
-    assert adapter("other", device="cpu", dtype="float32").tokenizer is TOKENIZER
-    assert asked == [("some", "auto", "auto"), ("other", "cpu", "float32")]
+    assert adapter("other", device="cpu", dtype="float32", weights="int8").tokenizer is TOKENIZER
+    assert asked == [("some", "auto", "auto", None), ("other", "cpu", "float32", "int8")]
