@@ -67,6 +67,9 @@ class Reader(Turns):
         """tokenizer: for policies that look at sentences."""
         super().__init__()
         self.policy = config.policy
+        self.ends: Tensor | None = None
+        if "sentences" in self.policy.needs():
+            self.ends = ends_for(self.policy.name, tokenizer, runner.vocabulary).to(runner.device)
         if runner.sharded and (self.policy.shared_heads or self.policy.shared_layers):
             raise ValueError(
                 "shared_heads and shared_layers look at all heads of a layer, but this process has "
@@ -76,9 +79,6 @@ class Reader(Turns):
         self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
-        self.ends: Tensor | None = None
-        if "sentences" in policy.needs():
-            self.ends = ends_for(policy.name, tokenizer, runner.vocabulary).to(runner.device)
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
         runner.check_length(self.pot.size)
