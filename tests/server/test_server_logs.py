@@ -25,6 +25,8 @@ def loggers_as_before() -> Iterator[None]:
         (logger, logger.level, logger.propagate, logger.handlers[:])
         for logger in map(logging.getLogger, names)
     ]
+    for logger, *_ in before:
+        logger.handlers.clear()  # of other tests, whose streams are closed
     with warnings.catch_warnings():  # also restores showwarning
         yield
     for logger, level, propagate, handlers in before:
