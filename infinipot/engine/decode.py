@@ -14,7 +14,7 @@ from infinipot.engine.distill import take
 from infinipot.engine.generation import Generation
 from infinipot.engine.reader import Reader
 from infinipot.engine.sampling import PickedTokens, Sampler, sample
-from infinipot.machine import on_device
+from infinipot.machine import on_device, out_of_memory
 
 
 def predict(generations: Sequence[Generation]) -> Tensor:
@@ -76,12 +76,21 @@ def next_tokens(generations: Sequence[Generation]) -> list[int | InvalidLogits]:
 
 def pick_ahead(generations: Sequence[Generation], logits: Tensor) -> None:
     """Pick the tokens after those just read, from logits [B, V] float32, before anybody asks for
-    them: the device goes on while they are on their way. Only if all use a `Sampler`."""
+    them: the device goes on while they are on their way. Only if all use a `Sampler`.
+
+    Without memory for that they are picked when somebody asks: what has been read must not be read
+    again, as after an error of `advance`.
+    """
     picks = [generation.options.pick for generation in generations]
     samplers = [one for one in picks if isinstance(one, Sampler)]
     if len(samplers) < len(picks):
         return
-    tokens = PickedTokens(sampled(samplers, logits))
+    try:
+        tokens = PickedTokens(sampled(samplers, logits))
+    except (RuntimeError, MemoryError) as problem:
+        if not out_of_memory(problem):
+            raise
+        return
     for row, generation in enumerate(generations):
         generation.picked = (tokens, row)
 

@@ -14,14 +14,17 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.engine import cuda_graphs
+from infinipot.config import Sampling
+from infinipot.engine import cuda_graphs, decode
 from infinipot.engine.cuda_graphs import GraphCache, graph_cache
 from infinipot.engine.decode import together
 from infinipot.engine.distill import score_novelty, take
 from infinipot.engine.graph_chunk import Chunk
 from infinipot.engine.graph_step import Step
 from infinipot.engine.observe import CatalystLook, watching
+from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
+from infinipot.server.step import step
 
 CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)
 gpu = [
@@ -249,6 +252,33 @@ def test_few_recordings_are_kept(at_once: list[AtOnce], monkeypatch: pytest.Monk
         session = Session(runner, None, dataclasses.replace(CONFIG, pot_size=size, distill_to=24))
         session.append(random_ids(400), question=CATALYST)
     assert len(graph_cache(runner).chunks) == 3
+
+
+def test_without_memory_to_pick_ahead_nothing_is_read_twice(
+    at_once: list[AtOnce], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(ModelRunner(make_tiny("llama")), None, CONFIG)
+    session.append(random_ids(200), question=CATALYST)
+    options = {"max_tokens": 9, "pick": Sampler(Sampling(temperature=0)), "stop_ids": set()}
+    answers = []
+    for fails in (False, True):
+
+        def refuse(tokens: torch.Tensor) -> Any:
+            raise MemoryError
+
+        if fails:
+            monkeypatch.setattr(decode, "PickedTokens", refuse)
+        pots = [session.fork() for _ in range(2)]
+        turns = [s.generation([5, 6], keep=True, **options) for s in pots]
+        for turn in turns:
+            turn.begin()
+        for _ in range(9):
+            assert all(isinstance(token, int) for token in step(turns))
+        for turn in turns:
+            turn.end()
+        answers.append(([turn.tokens for turn in turns], [s.pot.tokens_read for s in pots]))
+    assert at_once
+    assert answers[0] == answers[1]
 
 
 def gpu_pair(
