@@ -94,11 +94,15 @@ def read_file(path: Path) -> GGUFFile:
                     f"{path}: the file is cut off or damaged ({error}; {len(data):,} bytes). "
                     "Download it again."
                 ) from error
-            except (NotImplementedError, UnicodeDecodeError, RecursionError) as error:
+            except (UnknownKind, UnicodeDecodeError, RecursionError) as error:
                 raise ValueError(
                     f"{path}: the file is damaged, or of an unknown kind of GGUF ({error}). "
                     "Download it again, or load the model from its Hub folder."
                 ) from error
+
+
+class UnknownKind(Exception):
+    """Something in a file that this reader does not know."""
 
 
 class _Reader:
@@ -115,7 +119,7 @@ class _Reader:
     def file(self, path: Path) -> GGUFFile:
         (version,) = self.scalars("I")
         if version not in (2, 3):
-            raise NotImplementedError(f"GGUF version {version}; allowed are 2 and 3, little-endian")
+            raise UnknownKind(f"GGUF version {version}; allowed are 2 and 3, little-endian")
         tensors, keys = self.scalars("QQ")
         fields: dict[str, Any] = {}
         for _ in range(keys):
@@ -124,7 +128,7 @@ class _Reader:
         entries = dict(self.tensor() for _ in range(tensors))
         alignment = fields.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
-            raise NotImplementedError(f"general.alignment {alignment!r:.50}")
+            raise UnknownKind(f"general.alignment {alignment!r:.50}")
         start = -(-self.at // alignment) * alignment
         stop = start + max((entry.start + entry.size for entry in entries.values()), default=0)
         if stop > len(self.data):
@@ -157,7 +161,7 @@ class _Reader:
 
     def layout(self, kind: int) -> str:
         if kind >= len(self.SCALARS):
-            raise NotImplementedError(f"value type {kind}")
+            raise UnknownKind(f"value type {kind}")
         return self.SCALARS[kind]
 
     def tensor(self) -> tuple[str, TensorEntry]:
@@ -169,7 +173,7 @@ class _Reader:
         try:
             number = GGMLQuantizationType(kind)
         except ValueError as error:
-            raise NotImplementedError(f"tensor type {kind}") from error
+            raise UnknownKind(f"tensor type {kind}") from error
         block, block_bytes = GGML_QUANT_SIZES[number]
         size = math.prod(shape) // block * block_bytes
         return name, TensorEntry(shape, number, offset, size)
