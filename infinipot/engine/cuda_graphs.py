@@ -36,7 +36,7 @@ CHUNKS = 64
 """Most recorded chunks of a model, by number of rows, size of the pot and kind of catalyst."""
 CHUNK_ROWS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Rows of recorded chunks. A chunk with other rows uses the next larger one."""
-CATALYST_ROWS = (64, 512)
+CATALYST_ROWS = (64, distill.ROWS)
 """Rows of catalysts in recorded chunks."""
 F = TypeVar("F", bound=AddressForward)
 T = TypeVar("T")
