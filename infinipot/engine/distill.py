@@ -238,12 +238,13 @@ class Distiller:
         catalyst: Tensor | None,
         progress: Callable[[], None] | None = None,
         more: bool = False,
-    ) -> None:
-        """Read ids [B, T] of any length, and distil whenever the pot is full and more follows.
+    ) -> ByLayer | None:
+        """Read ids [B, T] of any length, and distil whenever the pot is full and ids follow.
 
         If a chunk fills the pot and more follows, the catalyst is read in the same forward pass.
-        more: the caller will read more than ids. progress: called after every chunk, when the pot is
-        consistent; an exception from it ends the reading.
+        more: the caller will read more than ids. It then calls `make_room` with the result: the
+        attention that entries received from the catalyst. progress: called after every chunk, when
+        the pot is consistent; an exception from it ends the reading.
         """
         prescored: ByLayer | None = None
         while ids.shape[1]:
@@ -255,8 +256,7 @@ class Distiller:
             prescored = take(self.runner, [pot], chunk, suffix)
             if progress is not None:
                 progress()
-        if more:
-            self.make_room(pot, catalyst, prescored)
+        return prescored
 
     def suffix(self, pot: Pot, ids: Tensor, catalyst: Tensor | None) -> Suffix | None:
         """The catalyst to read behind ids [1, T]: if they fill the pot, and if that is possible."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from infinipot.cache.pot import Mark, Pot
 from infinipot.engine.distill import take
 from infinipot.engine.late import LateDistillation
-from infinipot.engine.reader import LATE, Reader
+from infinipot.engine.plan import LATE
+from infinipot.engine.reader import Reader
 from infinipot.engine.sampling import PickedTokens
 from infinipot.engine.truncate import LateCut
 

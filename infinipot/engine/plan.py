@@ -10,12 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
+from infinipot.cache.attention_stats import AttentionStats
+from infinipot.cache.layout import Layout
 from infinipot.catalysts import KINDS
 from infinipot.checks import LARGEST, known, whole_number
 from infinipot.config import PotConfig
 from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
 from infinipot.scoring.selection import POOLINGS, apportion
+
+LATE = frozenset({"newest", "received"})
+"""Needs of a policy for which layers keep attention statistics during reading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,3 +206,30 @@ def budgets_of(config: PotConfig, layers: int) -> list[int]:
             "and at least 1: distil to more, weigh layers more evenly, or give a smaller recent"
         )
     return shares
+
+
+def layout_of(config: PotConfig, plan: Plan) -> Layout:
+    """The shape of a pot with this config and plan."""
+    policy = config.policy
+    attention_stats = None
+    if LATE & plan.needs:
+        window = 0
+        if "newest" in plan.needs:
+            window = plan.window
+        attention_stats = AttentionStats("received" in plan.needs, window)
+    layout = Layout(
+        size=None,
+        reset=config.context_reset,
+        kind=config.pot_dtype,
+        attention_stats=attention_stats,
+        distils=policy.bounded,
+        scores="novelty" in plan.needs,
+    )
+    if policy.grouped:
+        return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
+    if policy.cuts:
+        return dataclasses.replace(layout, size=config.pot_size)
+    if plan.whole or not policy.bounded:
+        return layout
+    sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
+    return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)

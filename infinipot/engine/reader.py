@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from infinipot.cache.attention_stats import AttentionStats
-from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine.distill import Distiller, take
-from infinipot.engine.plan import Plan
+from infinipot.engine.observe import ByLayer
+from infinipot.engine.plan import Plan, layout_of
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
 from infinipot.text.sentences import ends_for
 
 Progress = Callable[[], None]
-LATE = frozenset({"newest", "received"})
-"""Needs of a policy for which layers keep attention statistics during reading."""
 
 
 class NoRoom(ValueError):
@@ -53,6 +50,17 @@ class Stats:
     """Bytes an ordinary cache of all that was read would take."""
     timings: dict[str, float]
     """Seconds: read_s (distillations included), distill_s, answer_s."""
+
+
+@dataclass(frozen=True)
+class FullPot:
+    """A pot that must be distilled before it reads on."""
+
+    progress: tuple[int, int]
+    """`Reader.progress` when it was full."""
+    catalyst: Tensor | None
+    seen: ByLayer | None
+    """The attention that entries received from the catalyst, if it was read behind them."""
 
 
 class Reader(Turns):
@@ -84,6 +92,8 @@ class Reader(Turns):
         runner.check_length(self.pot.size)
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
+        self.full: FullPot | None = None
+        """The pot as the latest `fill` left it."""
         self.read_s = self.answer_s = 0.0
         self.tokens_given = 0
         """Tokens of texts that `cycles` has got so far: those read, and those that wait."""
@@ -190,18 +200,41 @@ class Reader(Turns):
         return max(1, self.pot.size - self.plan.distill_to - self.pot.pinned - reserve)
 
     def read(
-        self,
-        ids: list[int],
-        catalyst: Tensor | None,
-        progress: Progress | None = None,
-        more: bool = False,
+        self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None
     ) -> None:
-        """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk.
-        more: more ids follow, so distil a full pot at the end."""
+        """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk."""
         self.runner.check_ids(ids)
+        with self._timed():
+            self._read(self.pot, ids, catalyst, progress)
+
+    def fill(
+        self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None
+    ) -> None:
+        """Read ids that fill the pot, when more follow. `distil_full` then distils it."""
+        self.runner.check_ids(ids)
+        with self._timed():
+            seen = self._read(self.pot, ids, catalyst, progress, more=True)
+        self.full = FullPot(self.progress, catalyst, seen)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `distil_full` has something to do: not if the reader has read on since `fill`."""
+        return self.full is not None and self.full.progress == self.progress
+
+    def distil_full(self) -> None:
+        """Distil the pot that `fill` has filled."""
+        full = self.full
+        if full is not None and self.is_full:
+            with self._timed():
+                self.distiller.make_room(self.pot, full.catalyst, full.seen)
+        self.full = None
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds as reading."""
         started = time.perf_counter()
         try:
-            self._read(self.pot, ids, catalyst, progress, more)
+            yield
         finally:
             self.read_s += time.perf_counter() - started
 
@@ -212,14 +245,14 @@ class Reader(Turns):
         catalyst: Tensor | None,
         progress: Progress | None = None,
         more: bool = False,
-    ) -> None:
+    ) -> ByLayer | None:
         if not ids:
-            return
+            return None
         if not self.has_room_for(pot, catalyst):
             self.distiller.distill(pot, self.last_catalyst)
         if pot is self.pot:
             self.last_catalyst = catalyst
-        self.distiller.read(pot, self.tensor(ids), catalyst, progress, more)
+        return self.distiller.read(pot, self.tensor(ids), catalyst, progress, more)
 
     def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the pot has room for the catalyst. A catalyst longer than the latest may have
@@ -267,34 +300,8 @@ class Reader(Turns):
         self.check_idle()
         twin = copy.copy(self)
         twin.thread = None
+        twin.full = None
         twin.pot = self.pot.copy()
         if self.last_catalyst is self.pot.newest:
             twin.last_catalyst = twin.pot.newest
         return twin
-
-
-def layout_of(config: PotConfig, plan: Plan) -> Layout:
-    """The shape of a pot with this config and plan."""
-    policy = config.policy
-    attention_stats = None
-    if LATE & plan.needs:
-        window = 0
-        if "newest" in plan.needs:
-            window = plan.window
-        attention_stats = AttentionStats("received" in plan.needs, window)
-    layout = Layout(
-        size=None,
-        reset=config.context_reset,
-        kind=config.pot_dtype,
-        attention_stats=attention_stats,
-        distils=policy.bounded,
-        scores="novelty" in plan.needs,
-    )
-    if policy.grouped:
-        return dataclasses.replace(layout, grouping=(config.group, config.neighbours))
-    if policy.cuts:
-        return dataclasses.replace(layout, size=config.pot_size)
-    if plan.whole or not policy.bounded:
-        return layout
-    sizes = tuple(layer.size for layer in plan.layers if layer.size is not None)
-    return dataclasses.replace(layout, size=config.pot_size, sizes=sizes)

@@ -49,15 +49,11 @@ class CuttingReader(Reader):
         return self.pot.tokens_read + len(self.tail) + self.skipped, self.pot.distillations
 
     def read(
-        self,
-        ids: list[int],
-        catalyst: Tensor | None,
-        progress: Progress | None = None,
-        more: bool = False,
+        self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None
     ) -> None:
         here = max(0, self.config.pot_size // 2 - self.pot.length)
         self._wait(ids[here:])
-        super().read(ids[:here], catalyst, progress, more)
+        super().read(ids[:here], catalyst, progress)
 
     def _wait(self, ids: list[int]) -> None:
         """Add ids to the tail. The oldest ones then leave it and are skipped."""

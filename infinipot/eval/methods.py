@@ -11,8 +11,7 @@ import yaml
 
 from infinipot.checks import RENAMED, SIZES, known, size
 from infinipot.config import NAMES, PotConfig, matters, preset_options
-from infinipot.engine.plan import Plan
-from infinipot.engine.reader import LATE
+from infinipot.engine.plan import LATE, Plan
 from infinipot.option_types import PotChanges
 from infinipot.policies import POLICIES, Policy, UnknownOption, policy_of
 from infinipot.policies.registry import OUTSIDE, renamed

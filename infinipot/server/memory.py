@@ -14,8 +14,7 @@ from infinipot.cache.pot import Pot
 from infinipot.cache.sliding import WindowLayer
 from infinipot.config import PotConfig
 from infinipot.engine.distill import MOST_UNSCORED
-from infinipot.engine.plan import Plan
-from infinipot.engine.reader import layout_of
+from infinipot.engine.plan import Plan, layout_of
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.novelty import BLOCK
 

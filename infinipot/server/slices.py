@@ -37,6 +37,7 @@ class Slice:
 
     reader: Job | None = None
     max_tokens: int = 0
+    """0 for a distillation."""
     answers: Sequence[Job] = ()
 
 
@@ -63,6 +64,8 @@ class SliceTimer:
         self.max_stall_s = max_stall_s
         self._slice_s: dict[int, float] = {}
         """Measured seconds of a reading slice, by its tokens."""
+        self._distill_s = 0.0
+        """Measured seconds of a distillation."""
         self._step_s = 0.0
         """Measured seconds of a step of the answers."""
         self._read_s = 0.0
@@ -79,15 +82,28 @@ class SliceTimer:
         if not readers:
             return Slice(answers=answers)
         reader = self._next_reader(readers)
-        if not answers:
-            aim_s = ALONE_S if len(running) == 1 else SHARED_S
-            return Slice(reader, self._size(reader, aim_s))
-        aim_s = self._pause_s(len(readers)) - self._read_s
-        tokens = self._size(reader, aim_s)
-        least_s = self._estimate_s(min(reader.remaining_tokens, tokens))
-        if not self._step_s or (self._read_s and least_s > aim_s):
-            return Slice(answers=answers)
-        return Slice(reader, tokens)
+        aim_s = ALONE_S if len(running) == 1 else SHARED_S
+        if answers:
+            aim_s = self._pause_s(len(readers)) - self._read_s
+        piece = self._reading(reader, aim_s)
+        if answers:
+            late = self._read_s and self._expected_s(piece) > aim_s
+            if late or not self._step_s:
+                return Slice(answers=answers)
+        return piece
+
+    def _reading(self, reader: Job, aim_s: float) -> Slice:
+        """The next slice of a job that reads."""
+        if reader.distils:
+            return Slice(reader)
+        return Slice(reader, self._size(reader, aim_s))
+
+    def _expected_s(self, piece: Slice) -> float:
+        """Seconds that a slice of a reader will take."""
+        assert piece.reader is not None
+        if not piece.max_tokens:
+            return self._distill_s
+        return self._estimate_s(min(piece.reader.remaining_tokens, piece.max_tokens))
 
     def begun(self, piece: Slice, tokens: int) -> None:
         """Note that the device has been given a slice. tokens: read in it."""
@@ -95,13 +111,17 @@ class SliceTimer:
             self._read_s = 0.0
             return
         piece.reader.last_slice_s = time.perf_counter()
-        if tokens:
+        if not piece.max_tokens:
+            self._read_s += self._distill_s
+        elif tokens:
             self._read_s += self._estimate_s(tokens)
 
     def done(self, piece: Slice, tokens: int, seconds: float) -> None:
         """Note how long the device took for a slice. tokens: read in it."""
         if piece.reader is None:
             self._step_s = _average(self._step_s, seconds)
+        elif not piece.max_tokens:
+            self._distill_s = _average(self._distill_s, seconds)
         elif tokens:
             size = self._rounded(tokens)
             self._slice_s[size] = _average(self._slice_s.get(size, 0.0), seconds)
@@ -110,6 +130,8 @@ class SliceTimer:
         """Whether a slice of this kind and size has been measured."""
         if piece.reader is None:
             return bool(self._step_s)
+        if not piece.max_tokens:
+            return bool(self._distill_s)
         return self._rounded(tokens) in self._slice_s
 
     def _rounded(self, tokens: int) -> int:

@@ -82,6 +82,7 @@ class Session(SessionAnswers):
             self._begin(dialogue)
             for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
                 self._read(dialogue, ids, catalyst, progress, more)
+                self._reader.distil_full()
 
     def recall(self, message: str, answer: str) -> None:
         """Read a message and the answer that it got elsewhere, as `chat` leaves both in the pot."""
@@ -94,12 +95,16 @@ class Session(SessionAnswers):
             dialogue.note_answer()
 
     def append_part(self, ids: list[int], question: Question, most: int, more: bool) -> int:
-        """Read the first of these ids: at most `most`, and only up to the next distillation.
+        """Read the first of these ids: at most `most`, and only up to the next distillation. If that
+        is due (`distillation_due`), distil, and read nothing.
 
         For texts that are read in parts: parts that end where the pot is full are read fastest.
         more: more follows these ids. Returns how many were read. Otherwise as `append`.
         """
         with self._reader.reading():
+            if self._reader.is_full:
+                self._reader.distil_full()
+                return 0
             dialogue = self._dialogue_for(raw=True)
             catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
             self._begin(dialogue)
@@ -113,6 +118,11 @@ class Session(SessionAnswers):
                 more = False
             self._read(dialogue, opening + ids[:count], catalyst, None, more)
             return count
+
+    @property
+    def distillation_due(self) -> bool:
+        """Whether the latest `append_part` has filled the pot, and the next one will distil it."""
+        return self._reader.is_full
 
     def _read(
         self,
@@ -128,7 +138,10 @@ class Session(SessionAnswers):
         dialogue.in_text = True
         dialogue.answered = False
         try:
-            self._reader.read(ids, catalyst, progress, more)
+            if more:
+                self._reader.fill(ids, catalyst, progress)
+            else:
+                self._reader.read(ids, catalyst, progress)
         except BaseException:
             if self._reader.progress == before:
                 dialogue.in_text, dialogue.answered = state

@@ -19,8 +19,7 @@ from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
 from infinipot.engine.decode import Generation, predict
 from infinipot.engine.distill import score_novelty
-from infinipot.engine.plan import Plan, budgets_of, checked_needs, other_kind
-from infinipot.engine.reader import layout_of
+from infinipot.engine.plan import Plan, budgets_of, checked_needs, layout_of, other_kind
 from infinipot.engine.sampling import choose
 from infinipot.engine.truncate import CuttingReader
 from infinipot.model.runner import ModelRunner
@@ -83,22 +82,51 @@ def test_a_part_ends_where_the_pot_is_full(more: bool) -> None:
         rest = rest[counts[-1] :]
     assert sum(counts) == 150
     assert max(counts) == 30
-    assert counts[:4] == [30, 13, 23, 23]
+    assert counts[:6] == [30, 13, 0, 23, 0, 23]
     assert parted.stats.tokens_read == 150
     assert kept(parted) == kept(whole)
     torch.testing.assert_close(parted.logits, whole.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_a_part_that_fills_the_pot_is_distilled_if_more_follows() -> None:
-    for count, more, distillations in (
-        (43, True, 1),
-        (43, False, 0),
-        (42, True, 0),
-        (44, False, 1),
+def test_a_part_that_fills_the_pot_is_distilled_if_more_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the next call, which reads nothing, and with what the catalyst was seen to do."""
+    lengths = lengths_read(monkeypatch)
+    for count, more, due in (
+        (43, True, True),
+        (43, False, False),
+        (42, True, False),
+        (44, False, True),
     ):
         session = opened()
         assert session.append_part(random_ids(count), CATALYST, 100, more) == min(count, 43)
-        assert session.stats.distillations == distillations
+        assert session.distillation_due == due
+        assert session.stats.distillations == 0
+        lengths.clear()
+        if due:
+            assert session.append_part(random_ids(1), CATALYST, 100, more) == 0
+            assert lengths == []
+        assert session.stats.distillations == due
+        assert not session.distillation_due
+
+
+@pytest.mark.parametrize("how", ["append", "ask", "fork"])
+def test_a_full_pot_is_distilled_whatever_comes_next(how: str) -> None:
+    due, other = opened(), opened()
+    for session in (due, other):
+        session.append_part(random_ids(43), CATALYST, 100, True)
+    other.append_part([], CATALYST, 100, True)
+    if how == "fork":
+        due = due.fork()
+        assert not due.distillation_due
+    for session in (due, other):
+        if how == "ask":
+            list(session.stream_ids(random_ids(14), **ANSWER))
+        session.append(random_ids(20, seed=2), question=CATALYST)
+    assert not due.distillation_due
+    assert kept(due) == kept(other)
+    torch.testing.assert_close(due.logits, other.logits, rtol=1e-4, atol=1e-4)
     session = opened(policy="full")
     assert session.append_part(random_ids(90), None, 100, True) == 90
 

@@ -18,6 +18,7 @@ CHUNK = 512
 def reader(tokens: int, waited_s: float = 0.0) -> Any:
     return SimpleNamespace(
         readable=True,
+        distils=False,
         answering=False,
         remaining_tokens=tokens,
         admitted_s=time.perf_counter() - waited_s,
@@ -65,6 +66,27 @@ def test_reading_between_two_steps_is_limited(readers: int, step_s: float, pause
         note(timer, piece, length_s, piece.max_tokens)
     assert turns.startswith("AR")
     assert "AA" not in turns
+
+
+def test_a_distillation_is_a_slice_of_its_own() -> None:
+    """It counts as reading for its own time, not that of its tokens."""
+    timer = timer_of(10_000)
+    timer._step_s = 0.1
+    job = reader(10_000)
+    jobs = [job, answer()]
+    job.distils = True
+    piece = timer.choose(jobs)
+    assert piece == Slice(job, 0)
+    assert not timer.known(piece, 0)
+    note(timer, piece, 0.14, 0)
+    assert timer.known(piece, 0)
+    timer.begun(piece, 0)
+    piece = timer.choose(jobs)
+    assert piece is not None
+    assert piece.answers, "another 0.14 s are more than 1.5 steps"
+    note(timer, piece, 0.1, 0)
+    job.distils = False
+    assert timer.choose(jobs) == Slice(job, CHUNK)
 
 
 def test_many_short_readings_fit_between_two_steps() -> None:

@@ -136,7 +136,7 @@ class AnswerJob(Job):
 
     def read(self, max_tokens: int) -> None:
         """Read a slice of the text; after the text, the question."""
-        if self.pending:
+        if self.pending or self.distils:
             super().read(max_tokens)
             return
         self.generation = self.own_session.generation(

@@ -94,6 +94,11 @@ class Job:
         return bool(self.pending)
 
     @property
+    def distils(self) -> bool:
+        """Whether its next slice is a distillation, and reads nothing."""
+        return self.session is not None and self.session.distillation_due
+
+    @property
     def remaining_tokens(self) -> int:
         """Tokens to read until the reading ends."""
         return sum(map(len, self.pending))
@@ -107,8 +112,8 @@ class Job:
         self.session = session
 
     def read(self, max_tokens: int) -> None:
-        """Read a slice."""
-        ids = self.pending.popleft()
+        """Read a slice, or distil."""
+        ids = self.pending.popleft() if self.pending else []
         more = bool(self.pending) or self.asks
         count = self.own_session.append_part(ids, self.question, max_tokens, more)
         if count < len(ids):
