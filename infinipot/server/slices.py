@@ -24,9 +24,9 @@ LONG_S = 10.0
 """Readings that take longer give way to others."""
 MAX_WAIT_S = 2.0
 """How long a long reading may wait for others."""
-STALL_STEPS = 1.5
-"""Time for reading between two steps, in steps, beside one for each job that reads: a single upload
-makes answers wait little, and a crowd of new prompts is not kept waiting by the first answers."""
+SLICE_STEPS = 2.0
+"""Aim for a reading slice between two steps of answers, in steps. Each step then pays for as much time
+as it takes itself for each job that reads, so that a long slice is followed by several steps."""
 WEIGHT = 0.3
 """Share of the newest slice in the measured times."""
 
@@ -44,7 +44,8 @@ class Slice:
 class SliceTimer:
     """Chooses slices, and measures them.
 
-    - Between two steps of the answers there is reading for a limited time.
+    - Between two steps of the answers there is reading for a limited time: slices as long as two
+      steps, and on average as long as one step for each job that reads.
     - Readings come in the order in which they would end if each were alone. Long ones come after
       the others, and in turn.
     - Reading slices are sized by the measured speed.
@@ -69,7 +70,9 @@ class SliceTimer:
         self._step_s = 0.0
         """Measured seconds of a step of the answers."""
         self._read_s = 0.0
-        """Seconds of reading since the last step."""
+        """Seconds of reading that no step has paid for yet."""
+        self._paid_s = 0.0
+        """Seconds of reading that the next step pays for."""
 
     def admitted(self, job: Job) -> None:
         job.admitted_s = job.last_slice_s = time.perf_counter()
@@ -84,7 +87,9 @@ class SliceTimer:
         reader = self._next_reader(readers)
         aim_s = ALONE_S if len(running) == 1 else SHARED_S
         if answers:
-            aim_s = self._pause_s(len(readers)) - self._read_s
+            self._paid_s = len(readers) * self._step_s
+            longest_s = max(self._paid_s, SLICE_STEPS * self._step_s)
+            aim_s = min(self.max_stall_s, longest_s) - self._read_s
         piece = self._reading(reader, aim_s)
         if answers:
             late = self._read_s and self._expected_s(piece) > aim_s
@@ -108,7 +113,7 @@ class SliceTimer:
     def begun(self, piece: Slice, tokens: int) -> None:
         """Note that the device has been given a slice. tokens: read in it."""
         if piece.reader is None:
-            self._read_s = 0.0
+            self._read_s = max(0.0, min(self.max_stall_s, self._read_s) - self._paid_s)
             return
         piece.reader.last_slice_s = time.perf_counter()
         if not piece.max_tokens:
@@ -148,10 +153,6 @@ class SliceTimer:
             return self._slice_s[min(larger)]
         largest = max(self._slice_s, default=0)
         return self._slice_s.get(largest, 0.0) * tokens / max(1, largest)
-
-    def _pause_s(self, readers: int) -> float:
-        """Time for reading between two steps."""
-        return min(self.max_stall_s, self._step_s * (STALL_STEPS + readers - 1))
 
     def _next_reader(self, readers: Sequence[Job]) -> Job:
         def left_s(job: Job) -> float:
