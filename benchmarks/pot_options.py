@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shared heads": {"shared_heads": True},
     "largest score ever": {"score_memory": 1.0},
     "pool 13": {"pool": 13},
-    "ranked": {"policy": "ranked"},
+    "outliers": {"policy": "outliers"},
     "streaming": {"policy": "streaming"},
     "h2o": {"policy": "h2o"},
     "full": {"policy": "full"},

@@ -17,7 +17,7 @@ PolicyName = Literal[
     "snapkv",
     "sirllm",
     "keydiff",
-    "ranked",
+    "outliers",
     "kvzip",
     "random",
     "full",
@@ -65,11 +65,8 @@ class PotOptions(TypedDict, total=False):
     window: int
     group: int
     neighbours: int
-    by_keys: float
     by_novelty: float
-    by_catalyst: float
-    sentences: Literal["mean", "max"] | None
-    shared_layers: bool
+    by_sentence: float
 
 
 class PotChanges(PotOptions, total=False):

@@ -133,14 +133,12 @@ POT = (
         "Restart positions at 0 after each distillation (default), or let them grow for ever.",
         "--context-reset/--no-context-reset",
     ),
-    option("by_keys", float, "Policy ranked: weight of unlike keys; 0 leaves them out."),
-    option("by_novelty", float, "Policy ranked: weight of novelty; 0 leaves it out."),
+    option("by_novelty", float, "Policy outliers: weight of novelty, beside 1 for unlike keys."),
     option(
-        "by_catalyst",
+        "by_sentence",
         float,
-        "Policy ranked: weight of the catalyst's attention; with 0 no catalyst is read.",
+        "Policy outliers: weight of an entry's sentence, beside 1 for the entry itself.",
     ),
-    option("sentences", str, "Policy ranked: smooth over sentences instead of pool: mean or max."),
     option("sinks", int, "First entries that always stay. [default: the policy's]"),
     option("recent", int, "Newest entries that always stay. [default: the policy's]"),
     option(
@@ -170,12 +168,6 @@ POT = (
         bool,
         "All heads of a layer keep the same entries, or each its own. [default: the policy's]",
         "--shared-heads/--own-heads",
-    ),
-    option(
-        "shared_layers",
-        bool,
-        "Policy ranked: all layers keep the same entries, or each its own (default).",
-        "--shared-layers/--own-layers",
     ),
     option(
         "score_memory",

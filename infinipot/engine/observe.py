@@ -16,7 +16,7 @@ from infinipot.engine.plan import Plan
 from infinipot.kernels import distill as kernels
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.policies import Observation
-from infinipot.scoring.ranks import span_numbers
+from infinipot.scoring.outliers import span_numbers
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
 from infinipot.scoring.selection import reduce_groups
 

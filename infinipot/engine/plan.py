@@ -56,7 +56,7 @@ class Plan:
     everything, and distil once before the answer. replay_tokens: the number of tokens that are read
     again at a time behind the catalyst. remembers: scores are stored for the next distillation.
     once: each entry is scored once. layers: the bounded ones. catalyst: its kind; None: not decided.
-    undecided: the smoothing still depends on the catalyst's kind.
+    undecided: policy or smoothing still depend on the catalyst's kind.
     """
 
     policy: Policy
@@ -78,14 +78,15 @@ class Plan:
     def of(cls, config: PotConfig, layers: int, catalyst: str | None = None) -> Plan:
         """The plan for a model with this number of bounded layers. Raises ValueError for layer
         budgets that do not fit."""
-        policy = config.policy
-        needs = checked_needs(policy)
         check_prompt("catalyst", catalyst, KINDS)
         if catalyst is None:
-            catalyst = policy.catalyst
+            catalyst = config.policy.catalyst
+        policy = config.policy.for_catalyst(catalyst)
+        needs = checked_needs(policy)
         budgets = budgets_of(config, layers)
         smoothing = [policy.smoothing(budget, catalyst) for budget in budgets]
-        other = [policy.smoothing(budget, other_kind(catalyst)) for budget in budgets]
+        other = config.policy.for_catalyst(other_kind(catalyst))
+        other_smoothing = [other.smoothing(budget, other_kind(catalyst)) for budget in budgets]
         replay_tokens = 0
         if "replay" in needs:
             replay_tokens = min(64, max(1, (config.pot_size - config.mean_budget) // 8))
@@ -103,7 +104,8 @@ class Plan:
             once=policy.score_memory == "once",
             layers=tuple(map(partial(layer_plan, config), budgets, smoothing)),
             catalyst=catalyst,
-            undecided=policy.catalyst is None and smoothing != other,
+            undecided=config.policy.catalyst is None
+            and (policy, smoothing) != (other, other_smoothing),
         )
 
     def reserve(self, catalyst: Tensor | None) -> int:
@@ -118,7 +120,7 @@ class Plan:
         if not self.policy.bounded:
             return config
         options: dict[str, Any] = {"distill_to": self.distill_to}
-        for name in {"recent", "pool", "pool_mode"} & set(config.policy.options()):
+        for name in {"recent", "pool", "pool_mode"} & set(self.policy.options()):
             values = {getattr(layer, name) for layer in self.layers}
             if len(values) == 1 and (decided or name == "recent"):
                 options[name] = values.pop()

@@ -20,7 +20,7 @@ from infinipot.engine.plan import Plan, layout_of
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
-from infinipot.text.sentences import ends_for
+from infinipot.text.sentences import sentence_ends
 
 Progress = Callable[[], None]
 
@@ -72,16 +72,14 @@ class Reader(Turns):
     def __init__(
         self, runner: ModelRunner, config: PotConfig, tokenizer: Tokenizer | None = None
     ) -> None:
-        """tokenizer: for policies that look at sentences."""
+        """tokenizer: tells where sentences end, for policies that look at them."""
         super().__init__()
         self.policy = config.policy
-        self.ends: Tensor | None = None
-        if "sentences" in self.policy.needs():
-            self.ends = ends_for(self.policy.name, tokenizer, runner.vocabulary).to(runner.device)
-        if runner.sharded and (self.policy.shared_heads or self.policy.shared_layers):
+        self.tokenizer = tokenizer
+        if runner.sharded and self.policy.shared_heads:
             raise ValueError(
-                "shared_heads and shared_layers look at all heads of a layer, but this process has "
-                "only some of them (tensor parallel): leave both out, or use a model in one process"
+                "shared_heads looks at all heads of a layer, but this process has only some of them "
+                "(tensor parallel): leave it out, or use a model in one process"
             )
         chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
         self.runner = runner
@@ -100,7 +98,10 @@ class Reader(Turns):
 
     def _adopt(self, plan: Plan) -> None:
         self.plan = plan
-        self.distiller = Distiller(self.runner, plan, self.ends)
+        ends = None
+        if "sentences" in plan.needs:
+            ends = sentence_ends(self.tokenizer, self.runner.vocabulary).to(self.runner.device)
+        self.distiller = Distiller(self.runner, plan, ends)
 
     def settle(self, catalyst: str | None) -> None:
         """Use the plan for this kind of catalyst, unless the pot was distilled before: the first

@@ -49,9 +49,9 @@ class Method:
             return "by task"
         if self.aware or (self.config.prefill == "whole" and self.policy.needs() & LATE):
             return "known"
-        if self.policy.catalyst is None:
-            return None
-        return "unknown"
+        if "catalyst" in self.policy.needs():
+            return "unknown"
+        return None
 
     @property
     def bounded(self) -> bool:
@@ -79,7 +79,8 @@ class Method:
         }
         different |= {"pot_size": self.config.pot_size, "distill_to": self.config.mean_budget}
         if "novelty" in policy.options():
-            layer = Plan.of(self.config.replace(layer_budget="uniform"), 1).layers[0]
+            kind = policy.catalyst or "general"
+            layer = Plan.of(self.config.replace(layer_budget="uniform"), 1, kind).layers[0]
             different["recent"] = layer.recent
             if not self.by_task or policy.pool is not None:
                 different |= {"pool": layer.pool, "pool_mode": layer.pool_mode}
@@ -227,8 +228,8 @@ def method(
 
 
 def catalyst_of(policy: Policy, asked: bool) -> str | None:
-    """The kind of catalyst: the policy's, else the question if there is one. None if the policy needs
-    no catalyst."""
+    """The kind of catalyst: the policy's, else the question if there is one. None if no catalyst is
+    needed."""
     if "catalyst" not in policy.needs():
         return None
     catalyst: str | None = policy.catalyst
@@ -241,6 +242,8 @@ def catalyst_of(policy: Policy, asked: bool) -> str | None:
         return catalyst
     if asked:
         return "question"
+    if policy.for_catalyst("general") is not policy:
+        return None
     return "general"
 
 

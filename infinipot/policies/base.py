@@ -131,7 +131,6 @@ class Policy:
     pool_mode = fixed(None)
     gqa = fixed("mean")
     shared_heads = fixed(False)
-    shared_layers = fixed(False)
     score_memory = fixed(0.0)
     novelty = fixed(0.0)
     catalyst = fixed(None)
@@ -174,6 +173,10 @@ class Policy:
         """Raise for impossible values. Overrides call `super().__post_init__()`."""
 
     # ---------------------------------------------------------------- for the plan
+
+    def for_catalyst(self, kind: str | None) -> Policy:
+        """The policy that chooses with this kind of catalyst. It has the same `sinks` and `recent`."""
+        return self
 
     def needs(self) -> frozenset[str]:
         """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",

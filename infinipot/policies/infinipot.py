@@ -1,4 +1,5 @@
-"""InfiniPot (arXiv 2410.01518): novelty first, then attention from the catalyst, per head.
+"""InfiniPot (arXiv 2410.01518): novelty first, then attention from the catalyst, per head. Without a
+question `Outliers` chooses instead, unless options ask for the paper's way.
 
 The paper does not smooth scores. Averages over 7 slots keep phrases whole, for example all digits of
 a number. A question attends to the start of its answer: with enough room, the entries after a strong
@@ -12,8 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from infinipot.catalysts import PROMPTS
-from infinipot.policies.base import Observation
+from infinipot.policies.base import QUESTION, Observation, Policy
 from infinipot.policies.options import Attended, Prompted, check_prompt, check_share
+from infinipot.policies.outliers import Outliers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,12 @@ class InfiniPot(Prompted, Attended):
             raise ValueError(
                 f"contrast={self.contrast!r} divides by a second prompt: not with catalyst='plain'"
             )
+
+    def for_catalyst(self, kind: str | None) -> Policy:
+        plain = InfiniPot(sinks=self.sinks, recent=self.recent)
+        if kind in QUESTION or self != plain:
+            return self
+        return Outliers(sinks=self.sinks, recent=self.recent)
 
     def default_recent(self, budget: int) -> int:
         return budget // 12

@@ -92,7 +92,7 @@ class Scored(Ends):
         elif "catalyst" not in self.needs() or "replay" in self.needs():
             raise ValueError(
                 "score_memory='once' goes by the catalyst's attention: use policy 'infinipot' with "
-                "novelty below 1, or 'ranked' with by_catalyst above 0"
+                "novelty below 1"
             )
 
 

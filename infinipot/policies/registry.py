@@ -20,8 +20,8 @@ from infinipot.policies.h2o import H2O
 from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.keydiff import KeyDiff
 from infinipot.policies.kvzip import KVzip
+from infinipot.policies.outliers import Outliers
 from infinipot.policies.random import Random
-from infinipot.policies.ranked import Ranked
 from infinipot.policies.self_extend import SelfExtend
 from infinipot.policies.sirllm import SirLLM
 from infinipot.policies.sliding_window import SlidingWindow
@@ -31,7 +31,7 @@ from infinipot.policies.tova import Tova
 from infinipot.policies.truncate import Truncate
 
 _ALL: tuple[type[Policy], ...] = (
-    InfiniPot, Streaming, SlidingWindow, H2O, Tova, SnapKV, SirLLM, KeyDiff, KVzip, Ranked,
+    InfiniPot, Outliers, Streaming, SlidingWindow, H2O, Tova, SnapKV, SirLLM, KeyDiff, KVzip,
     Random, Truncate, Full, SelfExtend,
 )  # fmt: skip
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}

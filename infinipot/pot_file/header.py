@@ -15,8 +15,9 @@ from torch import Tensor
 from infinipot.pot_file import strict_json
 
 FORMAT = "infinipot-pot"
-VERSION = 3
-"""3 stores the plan. 2 and 1 have other option names, and 1 has other defaults."""
+VERSION = 4
+"""Up to 3, the general catalyst chose without a question. 3 stores the plan. 2 and 1 have other option
+names, and 1 has other defaults."""
 LONGEST_HEADER = 100_000_000
 """The limit of safetensors, in bytes."""
 LONGEST_REASON = 300

@@ -11,6 +11,7 @@ from infinipot.checks import RENAMED, known
 from infinipot.config import PotConfig
 from infinipot.engine.plan import Plan
 from infinipot.policies import POLICIES, Policy
+from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.registry import builtin, path_of
 from infinipot.pot_file.header import PotFileError, brief
 
@@ -49,6 +50,8 @@ def config_of(
         own = policy_class(path, options, policy)
         if header["version"] < 3:
             options = old_options(options, header["version"], own)
+        if header["version"] < 4 and header.get("catalyst") == "general" and own is InfiniPot:
+            options["catalyst"] = "general"  # which chose without a question, and goes on
         values = {name: frozen(value) for name, value in options.items()}
         filled_by = own(**{name: values[name] for name in own.options() if name in values})
         fields = {name: values[name] for name in FIELDS if name in values}

@@ -42,6 +42,7 @@ def warm_up(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, settings: S
         session = trial(runner, tokenizer, settings.config)
     except NoRoom:  # a pot too small for a trial; its recordings are made when they are needed
         return
+    read_unasked(runner, tokenizer, settings.config)
     record_chunks(runner, session)
     record_steps(runner, session.pot, settings.max_sessions)
     torch.cuda.synchronize(runner.device)
@@ -90,6 +91,16 @@ def trial(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotCo
     session.append_part(text, question, 1, more=False)
     session._reader.distiller.distill(session.pot, session._reader.last_catalyst)
     return session
+
+
+def read_unasked(
+    runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, config: PotConfig
+) -> None:
+    """Distil a trial text without a question. That loads other kernels."""
+    text = random.Random(1).choices(range(runner.vocabulary), k=2 * config.pot_size)
+    session = Session(runner, tokenizer, config, template=True)
+    while session.stats.distillations < 2:
+        session.append_part(text, None, GPU_CHUNK_TOKENS, more=True)
 
 
 def repeat(pot: Pot, read: Callable[[], object]) -> None:

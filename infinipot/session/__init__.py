@@ -78,7 +78,7 @@ class Session(SessionAnswers):
             vocabulary = self.runner.vocabulary
             lists, raw = parts(text, self.tokenizer, vocabulary, lambda: dialogue.place())
             dialogue = self._dialogue_for(raw, special_tokens)
-            catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
+            catalyst = new_catalyst(self._reader, dialogue, listed(question))
             self._begin(dialogue)
             for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
                 self._read(dialogue, ids, catalyst, progress, more)
@@ -88,7 +88,7 @@ class Session(SessionAnswers):
         """Read a message and the answer that it got elsewhere, as `chat` leaves both in the pot."""
         with self._reader.reading():
             dialogue = self._dialogue_for(raw=False)
-            catalyst = new_catalyst(self._reader, dialogue, None, settles=True)
+            catalyst = new_catalyst(self._reader, dialogue, None)
             ids = dialogue.question(message) + dialogue.ids(answer)
             self._begin(dialogue)
             self._read(dialogue, ids, catalyst, None, more=False)
@@ -106,7 +106,7 @@ class Session(SessionAnswers):
                 self._reader.distil_full()
                 return 0
             dialogue = self._dialogue_for(raw=True)
-            catalyst = new_catalyst(self._reader, dialogue, listed(question), settles=True)
+            catalyst = new_catalyst(self._reader, dialogue, listed(question))
             self._begin(dialogue)
             opening = dialogue.opening()
             count = min(most, len(ids))

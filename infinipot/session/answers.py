@@ -140,7 +140,7 @@ class SessionAnswers(SessionView):
             entries += len(dialogue.head())
         catalyst = None
         if keep or reader.plan.whole or not reader.fits(entries):
-            catalyst = answer_catalyst(reader, dialogue, question, aware=aware, keep=keep)
+            catalyst = answer_catalyst(reader, dialogue, question, aware=aware)
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from infinipot.catalysts import ANSWER_PREFIXES, PROMPTS
+from infinipot.engine.plan import checked_needs
 from infinipot.engine.reader import Reader
 from infinipot.scoring.representativeness import contrasted
 from infinipot.text.chat_template import Dialogue
@@ -12,41 +13,42 @@ from infinipot.text.tokens import checked
 
 
 def new_catalyst(
-    reader: Reader, dialogue: Dialogue, question: str | list[int] | None, *, settles: bool
+    reader: Reader, dialogue: Dialogue, question: str | list[int] | None
 ) -> Tensor | None:
     """Ids [1, |P|] of the catalyst, [2, |P|] with a contrast; None if the policy needs none.
 
-    settles: fix the defaults that depend on the question now, unless the pot was distilled before.
-    Raises ValueError if the catalyst leaves no room.
+    Until the first distillation, what depends on the question goes by this one. Raises ValueError if
+    the catalyst leaves no room.
     """
     kind = catalyst_kind(reader, question)
     if kind is None:
         return None
-    if settles:
-        reader.settle(kind)
+    reader.settle(kind)
+    if "catalyst" not in reader.plan.needs:
+        return None
     catalyst = catalyst_ids(reader, dialogue, kind, question)
     reader.check_room(catalyst, reader.pot.pinned or len(dialogue.head()))
     return catalyst
 
 
 def answer_catalyst(
-    reader: Reader, dialogue: Dialogue, question: str | list[int] | None, *, aware: bool, keep: bool
+    reader: Reader, dialogue: Dialogue, question: str | list[int] | None, *, aware: bool
 ) -> Tensor | None:
     """The catalyst for an answer: the question, or without one the latest catalyst.
 
-    aware: the question may be the catalyst. keep: question and answer become part of the pot.
+    aware: the question may be the catalyst.
     """
     if not aware and reader.policy.catalyst != "question":
         question = None
     if not question and reader.last_catalyst is not None:
         return reader.last_catalyst
-    return new_catalyst(reader, dialogue, question, settles=keep or reader.plan.whole)
+    return new_catalyst(reader, dialogue, question)
 
 
 def catalyst_kind(reader: Reader, question: str | list[int] | None) -> str | None:
     """A kind from `catalysts.KINDS`, or the text of a prompt. None if the policy needs no catalyst.
     Raises ValueError for `question` without a question."""
-    if "catalyst" not in reader.plan.needs:
+    if "catalyst" not in checked_needs(reader.policy):
         return None
     kind: str = reader.policy.catalyst or "question"
     if question is None:
