@@ -50,6 +50,69 @@ def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.0f}"
 
 
+# ---------------------------------------------------------------- questions that come later
+
+LATER = (
+    ("full context", "full", "full"),
+    ("**the default** (`outliers`)", "infinipot", "outliers"),
+    ("`keydiff`", "keydiff", "keydiff"),
+    ("`infinipot`, catalyst `general`", f"infinipot{GENERAL}", f"infinipot{GENERAL}"),
+    ("`truncate`", "truncate", None),
+)
+
+
+def document_mean(method: str, talks: bool) -> float:
+    """The mean of the tasks' mean scores, over documents that all methods have read. talks: of the
+    LoCoMo conversations, else of all others."""
+    rows = [r for r in records("documents") if (r["task"] == "locomo") == talks]
+    shared = set.intersection(
+        *({r["document"] for r in rows if r["method"] == name} for _, name, _ in LATER)
+    )
+    tasks: dict[str, list[float]] = {}
+    for row in rows:
+        if row["method"] == method and row["document"] in shared:
+            tasks.setdefault(row["task"], []).extend(row["scores"].values())
+    return sum(sum(some) / len(some) for some in tasks.values()) / len(tasks)
+
+
+def facts_found(method: str | None, length: int) -> str:
+    right = [
+        r["right"] for r in records("facts") if (r["method"], r["length"]) == (method, length)
+    ]
+    if not right:
+        return ""
+    return f"{sum(right)} of {len(right)}"
+
+
+@block
+def questions_later() -> list[str]:
+    whole = {talks: document_mean("full", talks) for talks in (False, True)}
+    rows = []
+    for name, method, hidden in LATER:
+        scores = {talks: document_mean(method, talks) for talks in (False, True)}
+        shown = [f"{scores[talks]:.1f} ({scores[talks] / whole[talks]:.2f})" for talks in scores]
+        rows.append([name, *shown, facts_found(hidden, 16 * K), facts_found(hidden, 128 * K)])
+    known = [facts_found("infinipot", length) for length in (16 * K, 128 * K)]
+    rows.append(["question known (`infinipot`)", "", "", *known])
+    head = ("method", "documents (share of full)", "LoCoMo", "facts, 16K", "facts, 131K")
+    return table(head, rows)
+
+
+@block
+def questions_later_readme() -> list[str]:
+    share = [
+        f"{document_mean(m, True) / document_mean('full', True):.2f}"
+        for m in ("infinipot", "keydiff", f"infinipot{GENERAL}", "truncate")
+    ]
+    facts = [facts_found(name, 128 * K) for name in ("outliers", "keydiff", f"infinipot{GENERAL}")]
+    return [
+        "| questions that come after reading, pot 4,096, Qwen2.5-Coder-1.5B | the default | `keydiff` | general catalyst | `truncate` |",
+        "|---|---|---|---|---|",
+        f"| long chats (LoCoMo), share of full context | {' | '.join(share)} |",
+        f"| natural facts in novels of 131K tokens | {' | '.join(facts)} | |",
+    ]
+
+
 # ---------------------------------------------------------------- needles
 
 
