@@ -76,9 +76,7 @@ def document_mean(method: str, talks: bool) -> float:
 
 
 def facts_found(method: str | None, length: int) -> str:
-    right = [
-        r["right"] for r in records("facts") if (r["method"], r["length"]) == (method, length)
-    ]
+    right = [r["right"] for r in records("facts") if (r["method"], r["length"]) == (method, length)]
     if not right:
         return ""
     return f"{sum(right)} of {len(right)}"

@@ -105,7 +105,8 @@ class PotConfig:
     """|C|: entries that survive a distillation, without the pinned ones. None: `pot_size / 2`; above
     2,048: `min(pot_size - 1024, 0.75 * pot_size)`."""
     policy: Policy = INFINIPOT
-    """How survivors are chosen: a name, or an object of any subclass of `Policy`, with its options."""
+    """How survivors are chosen: a name, or an object of any subclass of `Policy`, with its options.
+    `infinipot` goes by the question; without one it leaves the choice to `outliers`."""
     layer_budget: str | tuple[float, ...] = "uniform"
     """How many entries each layer keeps. `uniform`: the same number. A tuple: a weight for each
     bounded layer, at the same total. A layer that keeps 10 more entries has room for 10 more."""

@@ -236,7 +236,7 @@ def test_interrupted_reading_leaves_a_whole_pot() -> None:
             "needs the question while reading",
         ),
         (lambda: Session(MODEL).append("text"), "no tokenizer"),
-        (lambda: Session(MODEL).append([1, 2, 3]), "no tokenizer"),
+        (lambda: Session(MODEL, config=PotConfig(novelty=0.5)).append([1, 2, 3]), "no tokenizer"),
         (lambda: Session(MODEL).ask("Why?"), "no tokenizer"),
         (lambda: session().ask("Why?", max_tokens=0), "at least 1"),
         (lambda: session().ask("Why?", stop="x"), "tuple of texts"),

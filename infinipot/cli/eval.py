@@ -198,7 +198,7 @@ def perplexity(
     json: Json = False,
 ) -> int:
     """How well a text of any length is predicted while it is read through a pot. There is no
-    question: the catalyst is general."""
+    question."""
     for path in file:
         if not path.is_file():
             raise BadUse(f"there is no file {path}")

@@ -91,7 +91,7 @@ def policy_options(policy: Policy) -> list[str]:
     texts = []
     for name, value in policy.values.items():
         if name == "catalyst" and value is None:
-            texts.append("catalyst question, else general")
+            texts.append("catalyst question, without one outliers")
         elif name in PLANNED:
             continue
         elif name in ("novelty", "catalyst") or value != defaults[name]:

@@ -113,7 +113,7 @@ POT = (
         "catalyst",
         str,
         "question, general, facts, unrelated, repeat, plain, or a prompt of your own. "
-        "[default: the policy's, else the question if there is one, else general]",
+        "[default: the policy's, else the question; without a question, outliers choose]",
     ),
     option(
         "answer_prefix",

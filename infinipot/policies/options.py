@@ -114,8 +114,9 @@ class Prompted(Scored):
 
     catalyst: str | None = None
     """`question`, `general`, `facts`, `unrelated`, `repeat`, `plain`, or a prompt of your own (a
-    text of several words). None: the policy's own, else the question where one is known, else
-    `general`."""
+    text of several words). None: the policy's own, else the question where one is known. Without
+    one `infinipot` leaves the choice to `outliers`, unless another of its options for scores is
+    set; then, and in other policies, it is `general`."""
     answer_prefix: str | None = None
     """The first words of an answer, placed after the catalyst. The model then attends to what would
     come next. None: the catalyst's own, if any."""

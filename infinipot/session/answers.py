@@ -48,8 +48,8 @@ class SessionAnswers(SessionView):
     def chat(
         self, message: str, *, streamer: Any = None, **sampling: Unpack[SamplingOptions]
     ) -> str:
-        """Answer a message. Message and answer become part of the pot. Unless config says otherwise,
-        distillations use the general catalyst. streamer: as in `ask`."""
+        """Answer a message. Message and answer become part of the pot. The message is no catalyst:
+        distillations go on as for an unknown question. streamer: as in `ask`."""
         answer = self.stream(message, keep=True, aware=False, streamer=streamer, **sampling)
         return "".join(answer)
 

@@ -210,23 +210,30 @@ def test_the_newest_text_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_chat_distils_by_the_general_catalyst_and_a_question_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The question where it is known, and when an answer does not fit; else the latest, else the general one."""
+    """The question where it is known, and when an answer does not fit; else the latest, else the general one,
+    if options ask for a catalyst."""
     general = Dialogue(TOKENIZER, None, True).catalyst(PROMPTS["general"])
     why = Dialogue(TOKENIZER, None, True).catalyst("Why?")
     rows = read_ids(monkeypatch)
-    for keep, aware in ((True, False), (False, True)):
-        session = Session(MODEL, TOKENIZER, PotConfig(pot_size=110, distill_to=20))
+    for keep, aware, options in (
+        (True, False, {"novelty": 0.5}),
+        (True, False, {}),
+        (False, True, {}),
+    ):
+        config = PotConfig(pot_size=110, distill_to=20, **options)
+        session = Session(MODEL, TOKENIZER, config)
         session.append("word and word again. " * 2)
         rows.clear()
-        options = {
+        how = {
             "max_tokens": 65,
             "pick": greedy,
             "keep": keep,
             "aware": aware,
             "stop_ids": set(),
         }
-        assert len(list(session.stream_ids("Why?", **options))) == 65
-        assert (ends(rows, general) > 0) == keep
+        assert len(list(session.stream_ids("Why?", **how))) == 65
+        assert session.stats.distillations == int(keep)
+        assert (ends(rows, general) > 0) == bool(options)
         assert ends(rows, why) == 1 + int(not keep), "the question itself, and as the catalyst"
 
 

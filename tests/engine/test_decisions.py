@@ -329,7 +329,7 @@ def test_an_answer_that_stays_settles_the_kind_of_catalyst(
     session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
     list(session.stream_ids("Why?", keep=keep, aware=aware, **ANSWER))
     assert session._reader.plan.catalyst == kind
-    assert (session._reader.last_catalyst is not None) == keep
+    assert (session._reader.last_catalyst is not None) == (kind == "question")
 
 
 def test_a_pot_has_the_shape_of_its_plan() -> None:
@@ -387,7 +387,7 @@ def test_a_plan_by_numbers() -> None:
         False,
         False,
         None,
-        False,
+        True,
     )
     assert {(layer.size, layer.budget, layer.recent, layer.sinks) for layer in plan.layers} == {
         (60, 30, 2, 0)
