@@ -79,13 +79,20 @@ def test_every_tensor_has_one_form(samples: list[Sample]) -> None:
             seen.add(re.sub(r"\d+", "0", name))
             fixed = [dim for dim in range(x.ndim) if dim not in free_dimensions(name)]
             others = [x[None], x.to(torch.int16)]
-            others += [torch.cat((x.float(), x.float()[:1]), dim=0)[:0].to(x.dtype)] if 0 in fixed else []
+            others += (
+                [torch.cat((x.float(), x.float()[:1]), dim=0)[:0].to(x.dtype)] if 0 in fixed else []
+            )
             for dim in fixed:
                 more = x.float().index_select(dim, torch.tensor([*range(x.shape[dim]), 0]))
                 others.append(more.to(x.dtype))
             for other in others:
-                said = refusal(check_tensors, reader, {**sample.tensors, name: other}, sample.header)
-                wanted = [("any" if d in free_dimensions(name) else size) for d, size in enumerate(x.shape)]
+                said = refusal(
+                    check_tensors, reader, {**sample.tensors, name: other}, sample.header
+                )
+                wanted = [
+                    ("any" if d in free_dimensions(name) else size)
+                    for d, size in enumerate(x.shape)
+                ]
                 form = f"has type {other.dtype} and shape {list(other.shape)}, not {x.dtype} and {wanted}"
                 assert said == f"its tensor {name!r} {form}", (sample.kind, other.shape)
             left = {key: y for key, y in sample.tensors.items() if key != name}
@@ -145,7 +152,16 @@ def test_every_part_is_checked(samples: list[Sample]) -> None:
 def layer_refusal(**changes: Any) -> str:
     """Of a file whose layer 1 has 20 entries, 12 of them survivors, 2 of these pinned, after 100
     tokens. changes: of that."""
-    of: dict[str, Any] = {"length": 20, "survivors": 12, "size": 30, "pinned": 2, "tokens": 100, "reset": True, "position": None, "peak": 20}
+    of: dict[str, Any] = {
+        "length": 20,
+        "survivors": 12,
+        "size": 30,
+        "pinned": 2,
+        "tokens": 100,
+        "reset": True,
+        "position": None,
+        "peak": 20,
+    }
     of |= {"distillations": 1, "last": None, "other": {}} | changes  # fmt: skip
     index = torch.arange(of["survivors"])
     if of["survivors"] > of["pinned"]:
@@ -318,7 +334,15 @@ def test_queries_and_windows_of_a_file() -> None:
 )
 def test_a_restored_pot_can_read_on(changes: dict[str, Any], words: str) -> None:
     """With 2 pinned entries, and budgets of 10 and 20."""
-    of: dict[str, Any] = {"waiting": 0, "cuts": False, "bounded": True, "distillations": 1, "catalyst": True, "room": True, "whole": False}
+    of: dict[str, Any] = {
+        "waiting": 0,
+        "cuts": False,
+        "bounded": True,
+        "distillations": 1,
+        "catalyst": True,
+        "room": True,
+        "whole": False,
+    }
     of |= {"leaves": True, "length": 20, "needs": frozenset({"catalyst"})} | changes  # fmt: skip
     layers = [SimpleNamespace(length=of["length"])] * 2
 

@@ -541,6 +541,21 @@ def test_the_smallest_options_by_numbers() -> None:
     full.check()
     with pytest.raises(ValueError, match="does not fit its layer"):
         dataclasses.replace(full, recent=4).check()
+    dataclasses.replace(full, size=2, budget=1, sinks=0, recent=1, pool=0).check()
+    for changes, words in (
+        ({"size": 1}, "size=1"),
+        ({"budget": 0}, "budget=0"),
+        ({"sinks": -1}, "sinks=-1"),
+        ({"recent": -1}, "recent=-1"),
+        ({"pool": -1}, "pool=-1"),
+        ({"pool": 4}, "pool=4 is not odd"),
+        ({"pool_mode": "mean"}, "unknown pool_mode 'mean'"),
+        ({"size": full.budget}, f"budget={full.budget} does not fit its layer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(full, **changes).check()
+    dataclasses.replace(full, size=full.budget + 1).check()
+    dataclasses.replace(full, size=None).check()
     for name in ("group", "neighbours"):
         assert getattr(SelfExtend(**{name: 1}), name) == 1
         with pytest.raises(ValueError, match=f"{name}=0"):

@@ -168,14 +168,17 @@ def test_what_policies_need() -> None:
 
 
 class Own(POLICIES["h2o"]):
-    """Chooses by itself."""
+    """Chooses by itself_.
+
+    More of it.
+    """
 
     def choose(self, layer: Observation, scores: Any, budget: int) -> torch.Tensor:
         return super().choose(layer, scores, budget)
 
 
 def test_what_a_policy_of_ones_own_says_of_itself() -> None:
-    assert (Own.name, Own.summary) == ("Own", "Chooses by itself")
+    assert (Own.name, Own.summary) == ("Own", "Chooses by itself_")
     assert Own().chooses_by_layer is True
     assert POLICIES["h2o"]().chooses_by_layer is False
     assert POLICIES["infinipot"].stacks is True
@@ -250,6 +253,10 @@ def test_judging_by_hand() -> None:
     assert torch.equal(POLICIES["infinipot"]().judge(seen(None, pool=3)), scores)
     shared = POLICIES["tova"]().judge(seen(None))
     assert torch.equal(shared, scores.mean(dim=1, keepdim=True).expand(1, 2, 9))
+    stacked = torch.rand(3, 2, 9, generator=torch.Generator().manual_seed(1))
+    layers = Observation(**{**vars(seen(None)), "catalyst": stacked, "index": stacked.long()})
+    shared = POLICIES["infinipot"](shared_heads=True).judge(layers)
+    assert torch.equal(shared, stacked.mean(dim=1, keepdim=True).expand(3, 2, 9))
     kept = POLICIES["snapkv"]().judge(seen(None, window=2))
     assert torch.equal(kept[..., :7], scores[..., :7])
     assert kept[..., 7:].count_nonzero() == 0
