@@ -51,7 +51,7 @@ APART = {"cuda_graphs.py", "graph_chunk.py", "graph_step.py"}
 """Only a GPU runs most of these."""
 TESTS = (
     *("cache", "scoring", "policies", "engine", "text", "model"),
-    *("test_session.py", "test_files.py", "test_faults.py"),
+    *("test_session.py", "test_files.py", "test_faults.py", "test_saved_state.py"),
     *("test_known_faults.py", "test_generation.py", "test_hostile_pots.py"),
 )
 HARMLESS = ROOT / "benchmarks" / "harmless_breakages.txt"

@@ -24,8 +24,8 @@ from infinipot.model.self_extend import grouped_attention
 from infinipot.policies.h2o import H2O
 from infinipot.scoring.representativeness import Scoring
 
-SIZES = {"pot_size": 48, "distill_to": 20}
-TEXT = 150
+SIZES = {"pot_size": 48, "distill_to": 24}
+TEXT = 122
 CASES = {
     "streaming": {"policy": "streaming"},
     "streaming, a token at a time": {"policy": "streaming", "distill_to": 47},
