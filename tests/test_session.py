@@ -231,6 +231,11 @@ def test_interrupted_reading_leaves_a_whole_pot() -> None:
         (lambda: session().append([1, 2, -1]), "-1 is not a token id"),
         (lambda: session().append(torch.zeros(2, 3, dtype=torch.long)), "shape"),
         (lambda: session().append(iter(["a", 3])), "must yield str"),
+        (lambda: session().append([{"role": "user", "content": "x"}]), "texts, not messages"),
+        (lambda: session().append({"role": "user", "content": "x"}), "texts, not messages"),
+        (lambda: session().append({"input_ids": [1]}), "give the input_ids alone"),
+        (lambda: session().append("a", question=[{"role": "user"}]), "texts, not messages"),
+        (lambda: session().ask([{"role": "user"}]), "texts, not messages"),
         (
             lambda: session(PotConfig(catalyst="question")).append(TEXT),
             "needs the question while reading",

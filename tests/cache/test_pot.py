@@ -10,8 +10,10 @@ from helpers import CATALYST, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
+from infinipot.cache import choice, storage
 from infinipot.cache import layer as layer_module
 from infinipot.cache.bookkeeping import NEWEST
+from infinipot.cache.choice import Choice
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.model.runner import ModelRunner
@@ -234,3 +236,46 @@ def test_a_state_is_an_equal_pot() -> None:
     write(waiting, 3)
     with pytest.raises(AssertionError, match="wait for their novelty"):
         waiting.state()
+
+
+@pytest.mark.parametrize("pinned", [0, 2])
+def test_a_kernel_compacts_all_layers_at_once(pinned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is given addresses, places behind the pinned entries, and the size of a vector."""
+    pot = filled(9)
+    twin = pot.copy()
+    slots = {x.data.data_ptr(): x for layer in pot.bounded for x in layer.slots}
+    indices = torch.tensor([[[0, 1, 4, 7], [0, 1, 5, 8]], [[0, 1, 2, 3], [0, 1, 3, 6]]])
+    told: list[tuple[int, int, int]] = []
+
+    def compact(
+        addresses: torch.Tensor, rows: torch.Tensor, start: int, count: int, width: int
+    ) -> None:
+        told.append((start, count, width))
+        for address, own in zip(addresses.tolist(), rows, strict=True):
+            slots[address].move(start, own[None, :, start:])
+
+    monkeypatch.setattr(storage.distill, "compact", compact)
+    monkeypatch.setattr(choice.kernels, "supports_compaction", lambda rows: rows is indices)
+    index, novelty = pot.described(pot.bounded)
+    for by_address in (True, False):
+        own = (pot if by_address else twin).bounded
+        Choice([0, 1], indices, index, novelty, None).apply(own, pinned, by_address)
+    assert told == [(pinned, 64, 16 * 4)] * 2, "keys, then values"
+    for mine, its in zip(pot.bounded, twin.bounded, strict=True):
+        assert torch.equal(mine.read_keys(0, 4), its.read_keys(0, 4))
+        assert torch.equal(mine.read_values(0, 4), its.read_values(0, 4))
+        assert torch.equal(mine.index, its.index)
+        assert (mine.past, mine.length, mine.index.dtype) == (None, 4, torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("policy", "extra"),
+    [("streaming", 0), ("h2o", 4 * 24 * 4), ("snapkv", 4 * 8 * 16 * 4)],
+)
+def test_bytes_of_what_layers_remember_of_attention(policy: str, extra: int) -> None:
+    """Sums for four heads of 24 entries, or queries of 8 tokens, in each of two layers."""
+    options = {"window": 8} if policy == "snapkv" else {}
+    session = Session(RUNNER, None, PotConfig(pot_size=64, policy=policy, **options))
+    session.append(random_ids(24))
+    slots = 2 * 64 * 16 * 4
+    assert session.stats.pot_bytes == 2 * (3 * slots + extra)

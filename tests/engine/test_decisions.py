@@ -89,6 +89,16 @@ def test_a_part_ends_where_the_pot_is_full(more: bool) -> None:
     torch.testing.assert_close(parted.logits, whole.logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_first_part_begins_the_session(tmp_path: Path) -> None:
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200), system="Be brief.", template=True)
+    session.append_part([5, 6], None, 9, False)
+    pinned = session.pot.pinned
+    assert pinned > 5
+    session.append_part([7], None, 9, False)
+    assert (session.pot.pinned, session.stats.tokens_read) == (pinned, pinned + 3)
+    session.save(tmp_path / "pot")
+
+
 def test_a_part_that_fills_the_pot_is_distilled_if_more_follows() -> None:
     for count, more, distillations in (
         (43, True, 1),

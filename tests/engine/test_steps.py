@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from infinipot.config import Sampling
-from infinipot.engine import decode
+from infinipot.engine import decode, distill
 from infinipot.engine.decode import InvalidLogits, next_tokens, pick, pick_ahead, sampled
+from infinipot.engine.distill import recorded
+from infinipot.engine.observe import CatalystLook
 from infinipot.engine.sampling import PickedTokens, Sampler
 
 GREEDY = Sampler(Sampling(temperature=0))
@@ -59,6 +61,8 @@ def test_tokens_are_picked_ahead_for_samplers_alone(monkeypatch: pytest.MonkeyPa
     pick_ahead(mixed, logits[::2])
     assert [one.picked for one in mixed] == [None, None]
     assert pick(mixed, logits[::2]) == [5, 0]
+    impossible = logits[::2].masked_fill(logits[::2] == 0, -torch.inf)
+    assert pick(mixed, impossible) == [5, 0], "tokens may be impossible"
     damaged = pick([answer_of(lambda row: 3)] * 2, logits[:2])
     assert damaged[0] == 3
     assert isinstance(damaged[1], InvalidLogits)
@@ -81,3 +85,50 @@ def test_tokens_are_picked_ahead_for_samplers_alone(monkeypatch: pytest.MonkeyPa
 def test_nothing_to_advance_is_nothing() -> None:
     decode.advance([])
     assert list(decode.together([])) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "count", "looks", "by"),
+    [
+        (1, 1, False, "step"),
+        (1, 3, False, "chunk"),
+        (1, 1, True, "chunk"),
+        (1, 3, True, "chunk"),
+        (2, 1, False, "step"),
+        (2, 3, False, "step"),
+        (2, 1, True, None),
+        (2, 3, True, None),
+    ],
+)
+def test_what_is_read_by_which_recording(
+    batch: int, count: int, looks: bool, by: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a step are the texts one after another. Without a recording nothing is read."""
+    ids = torch.arange(batch * count).view(batch, count)
+    look = CatalystLook(1) if looks else None
+    pots = ["first", "second"][:batch]
+    states = torch.arange(batch * count * 5.0).view(batch * count, 1, 5)
+    asked: list[tuple[Any, ...]] = []
+
+    def chunk(pot: str, read: torch.Tensor, seen: Any, watched: bool) -> Any:
+        asked.append((pot, read.tolist(), seen, watched))
+        return "hidden", {0: "scores"}
+
+    def step(read_by: list[str], counts: list[int], read: torch.Tensor, watched: bool) -> Any:
+        asked.append((read_by, counts, read.tolist(), watched))
+        return states, "logits"
+
+    graphs = SimpleNamespace(chunk=chunk, step=step)
+    monkeypatch.setattr(distill, "graph_cache", lambda runner: graphs)
+    got = recorded("runner", pots, ids, look)  # type: ignore[arg-type]
+    if by is None:
+        assert (got, asked) == (None, [])
+    elif by == "chunk":
+        assert got == ("hidden", {0: "scores"})
+        assert asked == [("first", ids.tolist(), look, True)]
+    else:
+        assert asked == [(pots, [count] * batch, [[i] for i in range(batch * count)], True)]
+        assert got[1] == {}
+        assert torch.equal(got[0], states.view(batch, count, 5))
+        graphs.step = lambda *arguments, watched: None
+        assert recorded("runner", pots, ids, look) is None  # type: ignore[arg-type]
