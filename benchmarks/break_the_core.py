@@ -52,7 +52,7 @@ APART = {"cuda_graphs.py", "graph_chunk.py", "graph_step.py"}
 TESTS = (
     *("cache", "scoring", "policies", "engine", "text", "model"),
     *("test_session.py", "test_files.py", "test_faults.py", "test_saved_state.py"),
-    *("test_known_faults.py", "test_generation.py", "test_hostile_pots.py"),
+    *("test_known_faults.py", "test_generation.py", "test_hostile_pots.py", "test_habits.py"),
 )
 HARMLESS = ROOT / "benchmarks" / "harmless_breakages.txt"
 LONGEST_TEST_S = 20.0
