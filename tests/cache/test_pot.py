@@ -14,6 +14,7 @@ from infinipot.cache import choice, storage
 from infinipot.cache import layer as layer_module
 from infinipot.cache.bookkeeping import NEWEST
 from infinipot.cache.choice import Choice
+from infinipot.cache.layer import PotLayer
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.model.runner import ModelRunner
@@ -71,6 +72,7 @@ def test_following_by_hand() -> None:
     pot.note_novelty(torch.arange(5.0)[None])
     assert (pot.unscored, pot.before) == ((), None)
     pot.note_logits((logits, 0))
+    assert pot.predicted == (logits, 0)
     assert pot.logits.shape == (1, 97)
     pot.forget_logits()
     assert pot.logits is None
@@ -279,3 +281,38 @@ def test_bytes_of_what_layers_remember_of_attention(policy: str, extra: int) -> 
     session.append(random_ids(24))
     slots = 2 * 64 * 16 * 4
     assert session.stats.pot_bytes == 2 * (3 * slots + extra)
+
+
+def test_what_layers_share_to_be_in_one_block() -> None:
+    """Everything but the number of slots: rows, heads, sizes of keys and values, type."""
+
+    def shape(
+        rows: int = 1,
+        heads: int = 2,
+        key: int = 8,
+        value: int = 4,
+        slots: int = 6,
+        dtype: Any = torch.float32,
+    ) -> Any:
+        layer = PotLayer(slots, None)
+        layer.update(*(torch.zeros(rows, heads, 3, size, dtype=dtype) for size in (key, value)))
+        return layer.shape
+
+    assert shape() == shape(slots=9) == ((1, 2, 8), (1, 2, 4), torch.float32, torch.device("cpu"))
+    others = [{"rows": 2}, {"heads": 3}, {"key": 4}, {"value": 8}, {"dtype": torch.float64}]
+    assert len({shape(), *(shape(**other) for other in others)}) == 6
+
+
+def test_parts_of_a_layer_by_hand() -> None:
+    layer = PotLayer(6, None)
+    keys = torch.arange(1 * 2 * 3 * 8.0).view(1, 2, 3, 8)
+    layer.update(keys, keys[..., :4])
+    assert (layer.width, layer.capacity, layer.length) == (2 * 8 + 2 * 4, 6, 3)
+    assert torch.equal(layer.keys[:, :, :3], keys)
+    assert torch.equal(layer.values[:, :, :3], keys[..., :4])
+    assert layer.keys.shape == (1, 2, 6, 8)
+    assert torch.equal(layer.read_keys(1, 2), keys[:, :, 1:2])
+    assert layer.place == (*(slots.data.data_ptr() for slots in layer.slots), 6)
+    one = layer.copy()
+    one.advance(-1)
+    assert (one.length, one.position, one.peak, layer.length) == (2, 2, 3, 3)

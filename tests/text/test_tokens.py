@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import make_tokenizer
@@ -64,6 +65,9 @@ class Letters:
         ("a\n\n", 1),
         ("a  b", 1),
         ("\na", 1),
+        ("snake_case", 0),
+        ("a\tb", 0),
+        ("ab", 0),
     ],
 )
 def test_places_to_cut(text: str, place: int) -> None:
@@ -157,6 +161,9 @@ def test_ids_are_checked() -> None:
         (iter(["a", "b"]), [[66, 67]], False),
         (torch.tensor([1, 2]), [[1, 2]], True),
         (torch.tensor([[1, 2]]), [[1, 2]], True),
+        (np.array([1, 2]), [[1, 2]], True),
+        (np.array([[1, 2]], dtype=np.uint8), [[1, 2]], True),
+        (np.array(["a", "b"]), [[66, 67]], False),
     ],
 )
 def test_texts_of_every_kind(text: Any, lists: list[list[int]], raw: bool) -> None:
