@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from families import runner as runner_of
 from helpers import CATALYST, random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig, Session
 from infinipot.cache import choice, storage
 from infinipot.cache import layer as layer_module
+from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import NEWEST
-from infinipot.cache.choice import Choice
+from infinipot.cache.choice import Choice, rotated_keys
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
+from infinipot.cache.rope import Rotation
 from infinipot.model.runner import ModelRunner
 
 RUNNER = ModelRunner(make_tiny("llama"))
@@ -316,3 +319,38 @@ def test_parts_of_a_layer_by_hand() -> None:
     one = layer.copy()
     one.advance(-1)
     assert (one.length, one.position, one.peak, layer.length) == (2, 2, 3, 3)
+
+
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_keys_of_layers_that_rotate_differently(kind: str | None) -> None:
+    """Each by its own table, also where keys are rotated when they are read."""
+
+    def rotation(base: float) -> Rotation:
+        frequencies = 1 / base ** (torch.arange(4) / 4)
+        return Rotation(
+            "half", lambda p: ((p[:, None] * frequencies).cos(), (p[:, None] * frequencies).sin())
+        )
+
+    one, other = rotation(100.0), rotation(10.0)
+    for rotations in ((one, one), (one, other), (other, one)):
+        layers = [PotLayer(9, own, True, kind) for own in rotations]
+        for seed, layer in enumerate(layers):
+            random = torch.Generator().manual_seed(seed)
+            layer.update(*(torch.randn(1, 2, 7, 8, generator=random) for _ in range(2)))
+        got = rotated_keys(layers, 3)
+        expected = [layer.read_keys(0, 7)[:, :, 3:] for layer in layers]
+        torch.testing.assert_close(got, torch.cat(expected))
+
+
+def test_one_layer_decides_for_all() -> None:
+    """A window, or attention that is remembered, in one of several layers."""
+    for family, by_address in (("Llama-2", True), ("Gemma-2", False)):
+        runner = runner_of(family)
+        pot = runner.new_pot(Layout(64))
+        runner.read(torch.tensor([random_ids(5)]), [pot])
+        assert pot.by_address == by_address
+        assert len({layer.window for layer in pot.layers}) == 2 - by_address
+    pot = filled(3)
+    assert not pot.watched
+    pot.bounded[1].attention_stats = AttentionStats(True)
+    assert pot.watched

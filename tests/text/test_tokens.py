@@ -67,7 +67,6 @@ class Letters:
         ("\na", 1),
         ("snake_case", 0),
         ("a\tb", 0),
-        ("ab", 0),
     ],
 )
 def test_places_to_cut(text: str, place: int) -> None:
