@@ -422,6 +422,13 @@ def test_what_is_shown_of_layers_that_differ() -> None:
     assert Plan.of(full, 2).shown_in(full) == full
     again = plan.restored(plan.saved())
     assert again == plan
+    for change in ({"pool": 4}, {"budget": 0}, {"recent": 99}, {"pool_mode": "mean"}):
+        saved = plan.saved()
+        saved["layers"][1] |= change
+        with pytest.raises(ValueError):
+            plan.restored(saved)
+    with pytest.raises(ValueError, match="did you mean 'general'"):
+        plan.restored({**plan.saved(), "catalyst": "generl"})
     with pytest.raises(ValueError, match="other sizes"):
         Plan.of(PotConfig(pot_size=65, distill_to=24), 2).restored(plan.saved())
 

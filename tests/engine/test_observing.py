@@ -262,3 +262,83 @@ def test_losses_of_a_kernel_are_given_their_places(monkeypatch: pytest.MonkeyPat
     assert starts == [0, 4, 8]
     expected = -logits.log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_distillation_by_a_catalyst_that_is_read_alone(rows: int) -> None:
+    """The survivors are those of the highest attention; with a second row, of the quotient."""
+    session = opened(novelty=0.0, pool=0, recent=0)
+    session.append(random_ids(40), question=CATALYST)
+    pot = session.pot
+    catalyst = torch.tensor([CATALYST, CATALYST[::-1]][:rows])
+    seen = [CatalystScores(session, row) for row in catalyst]
+    expected = []
+    for number in (0, 1):
+        scores = seen[0].scores[number]
+        if rows == 2:
+            scores = scores / (seen[1].scores[number] + FLOOR)
+        expected.append(scores.topk(20, dim=-1).indices.sort(dim=-1).values.tolist())
+    session._reader.distiller.distill(pot, catalyst)
+    assert [layer.index[0].tolist() for layer in pot.bounded] == expected
+    assert (pot.tokens_read, pot.length, pot.distillations) == (40, 20, 1)
+
+
+class CatalystScores:
+    """Attention from a row of ids, which is read and forgotten. scores: by layer, [K, P]."""
+
+    def __init__(self, session: Session, row: torch.Tensor) -> None:
+        self.scores: dict[int, torch.Tensor] = {}
+        mark = session.pot.mark()
+        RUNNER.read(row[None], [session.pot], module.Observer(self.note, 0))
+        session.pot.rollback(mark)
+
+    def note(self, number: int, query: torch.Tensor, key: torch.Tensor, how: Scoring) -> None:
+        before = key.shape[2] - query.shape[2]
+        by_head = torch.zeros(4, before)
+        for head in range(4):
+            for row in range(query.shape[2]):
+                products = key[0, head // 2, : before + row + 1] @ query[0, head, row] / 4
+                by_head[head] += products.softmax(dim=0)[:before]
+        self.scores[number] = by_head.view(2, 2, -1).mean(dim=1)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_answer_that_ends_before_it_begins_is_none(keep: bool) -> None:
+    session = opened()
+    session.append(random_ids(20), question=CATALYST)
+    latest = session._reader.last_catalyst
+    settled: list[int] = []
+    generation = Generation(
+        session._reader, [5, 6], max_tokens=3, pick=greedy, stop_ids=set(), keep=keep,
+        catalyst=torch.tensor([[7]]), settled=lambda: settled.append(1),
+    )  # fmt: skip
+    assert session._reader.busy
+    assert (generation.tokens, generation.complete, generation.reads) == ([], False, True)
+    generation.end()
+    assert not session._reader.busy
+    assert (session.stats.tokens_read, settled) == (20, [])
+    assert session._reader.last_catalyst is latest
+
+
+def test_which_tokens_an_answer_takes() -> None:
+    session = opened()
+    session.append(random_ids(20), question=CATALYST)
+    for keep, reads in ((False, [True, False]), (True, [True, True])):
+        settled: list[int] = []
+        generation = Generation(
+            session._reader, [5, 6], max_tokens=2, pick=greedy, stop_ids={9}, keep=keep,
+            catalyst=torch.tensor([CATALYST]), settled=lambda: settled.append(1),  # noqa: B023
+        )  # fmt: skip
+        assert generation.accept(9) is None
+        got = []
+        for token in (3, 4):
+            assert generation.accept(token) == token
+            got.append(generation.reads)
+        assert got == reads
+        assert generation.complete
+        assert generation.accept(5) is None
+        assert generation.tokens == [3, 4]
+        generation.begin()
+        generation.end()
+        assert settled == [1] * keep
+        assert session.stats.tokens_read == 20 + 2 * keep

@@ -60,7 +60,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("infinipot", {"shared_heads": 1}, TypeError, "shared_heads=1"),
     ("infinipot", {"gqa": None}, TypeError, "gqa=None"),
     ("infinipot", {"score_memory": 1.5}, ValueError, "score_memory=1.5.*between 0 and 1"),
-    ("infinipot", {"score_memory": "twice"}, TypeError, "number between 0 and 1, or 'once'"),
+    ("infinipot", {"score_memory": "twice"}, TypeError, "number between 0 and 1, or 'once'$"),
     (
         "infinipot",
         {"score_memory": "once", "novelty": 1},
