@@ -303,7 +303,7 @@ def test_what_may_be_a_stop_waits() -> None:
 def test_a_text_with_an_id_that_the_model_lacks_is_refused_whole() -> None:
     """Before anything of it is read; other texts of the same tokenizer are read."""
     last = TOKENIZER.decode([96])
-    assert [list(ids) for ids in parts(f"ab{last}", TOKENIZER, 97)[0]][0][-1] == 96
+    assert next(list(ids) for ids in parts(f"ab{last}", TOKENIZER, 97)[0])[-1] == 96
     with pytest.raises(ValueError, match="the tokenizer gives the id 96, .* only ids below 96"):
         parts(f"ab{last}", TOKENIZER, 96)
     assert [len(ids) for ids in parts("ab", TOKENIZER, 96)[0]] == [2]
