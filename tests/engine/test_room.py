@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +96,15 @@ def test_where_a_catalyst_is_read_behind_a_chunk() -> None:
         assert other._reader.distiller.reads_catalyst_alone(other.pot) == alone
         assert other._reader.distiller.can_append_catalyst(other.pot, asked) == alone
         assert not other._reader.distiller.can_append_catalyst(other.pot, other.pot.newest)
+    plan = distiller.plan
+    for more, alone in (
+        ("novelty", True),
+        ("newest", False),
+        ("received", False),
+        ("replay", False),
+    ):
+        distiller.plan = dataclasses.replace(plan, needs=frozenset({"catalyst", more}))
+        assert distiller.reads_catalyst_alone(session.pot) == alone
 
 
 class Entries:
