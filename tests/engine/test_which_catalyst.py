@@ -186,3 +186,25 @@ def test_entries_that_are_no_numbers_are_not_saved() -> None:
     check_numbers(
         {"novelty": torch.tensor([torch.inf]), "layers.0.novelty": torch.tensor([torch.inf])}
     )
+
+
+@pytest.mark.parametrize("usual", [False, True])
+def test_special_tokens_count_as_the_call_or_else_the_session_says(usual: bool) -> None:
+    """In every text and question anew."""
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200), special_tokens=usual)
+    before = session._dialogue_for(raw=False)
+    assert before.special_tokens == usual
+    session.append("The dog saw it.")
+    for asked, counts in ((None, usual), (True, True), (False, False), (None, usual)):
+        dialogue = session._dialogue_for(False, asked)
+        assert dialogue is session._dialogue
+        assert dialogue.special_tokens == counts
+    lengths = []
+    for asked in (True, False):
+        fork = session.fork()
+        fork.append("<|end|>", special_tokens=asked)
+        lengths.append(fork.stats.tokens_read - session.stats.tokens_read)
+    assert lengths == [1, len("<|end|>")]
+    raw = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200))._dialogue_for(raw=True)
+    assert not raw.templated
+    assert before.templated
