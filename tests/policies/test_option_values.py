@@ -179,6 +179,12 @@ class Own(POLICIES["h2o"]):
 
 def test_what_a_policy_of_ones_own_says_of_itself() -> None:
     assert (Own.name, Own.summary) == ("Own", "Chooses by itself_")
+    named = type(
+        "Named", (Policy,), {"name": "own", "summary": "said by hand", "__doc__": "Not this."}
+    )
+    assert (named.name, named.summary) == ("own", "said by hand")
+    bare = type("Bare", (Policy,), {"__doc__": None})
+    assert (bare.name, bare.summary) == ("Bare", "Bare")
     assert Own().chooses_by_layer is True
     assert POLICIES["h2o"]().chooses_by_layer is False
     assert POLICIES["infinipot"].stacks is True
