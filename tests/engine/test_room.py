@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import CATALYST, random_ids
+from helpers import CATALYST, kept, random_ids
 from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
@@ -188,3 +188,21 @@ def test_processes_that_share_a_model_pick_and_choose_alike(
             opened(policy=policy, **options)
     monkeypatch.setattr(RUNNER, "sharded", False)
     opened(policy="h2o", shared_heads=True)
+
+
+@pytest.mark.parametrize("count", [7, 13])
+def test_a_prompt_that_is_split_is_read_again_with_its_answer(count: int) -> None:
+    """From the mark on: as if the pot had been distilled there, before the rest of the prompt."""
+    prompt = random_ids(count, seed=2)
+    said = random_ids(30, seed=3)
+    late, early = opened(), opened()
+    for session in (late, early):
+        session.append(random_ids(34), question=CATALYST)
+    words = iter(said)
+    options: Any = {"keep": True, "stop_ids": set(), "pick": lambda logits: next(words)}
+    list(late.stream_ids(prompt, max_tokens=30, aware=False, **options))
+    early.append([*prompt, *said], question=CATALYST)
+    assert late.stats.tokens_read == early.stats.tokens_read == 34 + count + 30
+    assert late.stats.distillations == early.stats.distillations > 0
+    assert kept(late) == kept(early)
+    torch.testing.assert_close(late.logits, early.logits, rtol=1e-4, atol=1e-4)
