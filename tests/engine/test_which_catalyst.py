@@ -208,3 +208,15 @@ def test_special_tokens_count_as_the_call_or_else_the_session_says(usual: bool) 
     raw = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200))._dialogue_for(raw=True)
     assert not raw.templated
     assert before.templated
+
+
+def test_a_loaded_session_goes_on_with_what_waited(tmp_path: Path) -> None:
+    """Of a text that is truncated: its end, and the number of ids in between."""
+    session = Session(RUNNER, TOKENIZER, PotConfig(policy="truncate", pot_size=40))
+    session.append(random_ids(90))
+    assert session._reader.waiting() == (random_ids(90)[70:], 50)
+    session.save(tmp_path / "pot")
+    again = Session.load(tmp_path / "pot", RUNNER, TOKENIZER)
+    assert again._reader.waiting() == session._reader.waiting()
+    assert again.stats.tokens_skipped == session.stats.tokens_skipped == 50
+    assert again.stats.tokens_read == session.stats.tokens_read
