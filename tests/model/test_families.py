@@ -74,11 +74,11 @@ def test_what_fits_is_read_as_stock(name: str) -> None:
 def test_a_small_pot_equals_plain_loops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family = FAMILIES[name]
     # where rounding is coarse, smoothed scores lie too near to each other to be told apart
-    sizes = dict(pot_size=40, distill_to=24, pool=0 if family.rounding >= 1e-4 else 7)
+    sizes = dict(pot_size=40, distill_to=16, pool=0 if family.rounding >= 1e-4 else 7)
     model = runner(name).model
     options = dict(ropes=lambda m: family.ropes(m, 40), windows=family.windows)
     ids, naive = clear_text(
-        monkeypatch, model, Naive, length=70, rounding=family.rounding, **sizes, **options
+        monkeypatch, model, Naive, length=96, rounding=family.rounding, **sizes, **options
     )
     session = Session(runner(name), None, PotConfig(**sizes, chunk_tokens=9))
     with monkeypatch.context() as patch:
