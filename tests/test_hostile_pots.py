@@ -100,6 +100,7 @@ def put(place: str, value: Any) -> Callable[[dict[str, torch.Tensor], dict[str, 
         (eightfold, "the entries of layer 0 differ in number|entries in a pot of 96"),
         (lambda tensors, header: tensors.update(extra=tensors["hidden"] + 1), "'extra', which"),
         (lambda tensors, header: tensors.update(hidden=tensors["hidden"].half()), "float16"),
+        (lambda tensors, header: tensors.update(tail=torch.tensor([5])), "1 ids wait to be read"),
     ],
 )
 def test_what_a_file_may_not_say(

@@ -231,6 +231,11 @@ def test_interrupted_reading_leaves_a_whole_pot() -> None:
         (lambda: session().append([1, 2, -1]), "-1 is not a token id"),
         (lambda: session().append(torch.zeros(2, 3, dtype=torch.long)), "shape"),
         (lambda: session().append(iter(["a", 3])), "must yield str"),
+        (lambda: session().append([{"role": "user", "content": "x"}]), "texts, not messages"),
+        (lambda: session().append({"role": "user", "content": "x"}), "texts, not messages"),
+        (lambda: session().append({"input_ids": [1]}), "give the input_ids alone"),
+        (lambda: session().append("a", question=[{"role": "user"}]), "texts, not messages"),
+        (lambda: session().ask([{"role": "user"}]), "texts, not messages"),
         (
             lambda: session(PotConfig(catalyst="question")).append(TEXT),
             "needs the question while reading",
@@ -240,6 +245,11 @@ def test_interrupted_reading_leaves_a_whole_pot() -> None:
         (lambda: Session(MODEL).ask("Why?"), "no tokenizer"),
         (lambda: session().ask("Why?", max_tokens=0), "at least 1"),
         (lambda: session().ask("Why?", stop="x"), "tuple of texts"),
+        (lambda: session().ask("Why?", max_tokenz=3), "unknown option of an answer 'max_tokenz'"),
+        (
+            lambda: session().ask("Why?", do_sample=True),
+            r"do_sample is called temperature \(0 is greedy\) here",
+        ),
         (lambda: session().ask("Why?", top_p=2), "between 0 and 1"),
         (lambda: session(system="x", template=False), None),
         (lambda: session(SMALL, template=False).ask(""), "nothing has been read"),

@@ -28,6 +28,7 @@ def grouped_attention(
     position // G, with the query at position // G + W - W // G, so that distances continue from W.
     """
     group, window = grouping
+    window = min(window, key.shape[2])  # then all are near, at no position beyond the text
     places = torch.arange(key.shape[2], device=key.device)
     query_places = places[key.shape[2] - query.shape[2] :]
 

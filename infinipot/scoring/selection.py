@@ -31,6 +31,7 @@ def pool(scores: Tensor, kernel: int, kind: str = "avg") -> Tensor:
     it. `trailing` keeps the entries after a strong one. At the ends the window has fewer slots,
     and an average is over those only.
     """
+    kernel = min(kernel, 2 * scores.shape[-1] - 1)  # a longer one holds no more slots
     if kernel <= 1:
         return scores
     if kind == "trailing":

@@ -9,8 +9,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
+
 from infinipot.server.bodies import TOO_LARGE
 from infinipot.server.conversion import Conversions
+from infinipot.server.departure import while_here
 from infinipot.server.errors import APIError
 from infinipot.text.documents import kind_of, undecided
 
@@ -27,13 +30,13 @@ class Documents:
     most_bytes: int
 
 
-async def body_text(
-    blocks: AsyncIterator[bytes], content_type: str, name: str, documents: Documents
-) -> AsyncIterator[str]:
+async def body_text(request: Request, name: str, documents: Documents) -> AsyncIterator[str]:
     """The text of a body, piece by piece. name: as errors call it.
 
-    Raises APIError for what is neither UTF-8 nor a document that can be converted here.
+    Raises APIError for what is neither UTF-8 nor a document that can be converted here, and
+    ClientDisconnect if the client leaves.
     """
+    blocks = request.stream()
     start = b""
     async for block in blocks:
         start += block
@@ -42,13 +45,14 @@ async def body_text(
     try:
         kind = kind_of(start, name)
         if kind in (None, "html", "email"):
-            kind = KINDS.get(content_type.partition(";")[0].strip().lower(), kind)
+            content_type = request.headers.get("content-type", "").partition(";")[0]
+            kind = KINDS.get(content_type.strip().lower(), kind)
     except ValueError as problem:
         raise APIError(400, str(problem)) from None
     if kind is None:
         pieces = decode(start, blocks)
     else:
-        pieces = convert(kind, chain(start, blocks), name, documents)
+        pieces = convert(request, kind, chain(start, blocks), name, documents)
     async for piece in pieces:
         yield piece
 
@@ -74,9 +78,10 @@ async def chain(start: bytes, blocks: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 async def convert(
-    kind: str, blocks: AsyncIterator[bytes], name: str, documents: Documents
+    request: Request, kind: str, blocks: AsyncIterator[bytes], name: str, documents: Documents
 ) -> AsyncIterator[str]:
-    """A document as text. It is received whole, and converted whole in a process of its own."""
+    """A document as text. It is received whole, and converted whole in a process of its own, which
+    ends when the client leaves."""
     with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as target:
         size = 0
         async for block in blocks:
@@ -85,7 +90,7 @@ async def convert(
                 raise APIError(413, TOO_LARGE.format(documents.most_bytes))
             source.write(block)
         source.flush()
-        await documents.conversions.convert(kind, name, source, target)
+        await while_here(request, documents.conversions.convert(kind, name, source, target))
         target.seek(0)
         text = codecs.getreader("utf-8")(target)
         while piece := text.read(BLOCK_BYTES):

@@ -85,11 +85,18 @@ def forms_of(reader: Reader) -> dict[str, Form]:
     }
     for number, layer in enumerate(reader.pot.layers):
         sample = own_tensors(runner.sample, number)
-        own = {name: any_length(x) for name, x in sample.items()}
+        own = {name: form_of(name, x) for name, x in sample.items()}
         if isinstance(layer, PotLayer):
             own |= pot_layer_forms(reader, number, layer, sample)
         forms |= {f"layers.{number}.{name}": form for name, form in own.items()}
     return forms
+
+
+def form_of(name: str, x: Tensor) -> Form:
+    """Entries are of any number, and a state has one shape."""
+    if name.split(".")[0] in TENSORS:
+        return x.dtype, tuple(x.shape)
+    return any_length(x)
 
 
 def any_length(x: Tensor) -> Form:
@@ -106,9 +113,6 @@ def pot_layer_forms(
         "index": (torch.long, records),
         "novelty": (torch.float32, records),
     }
-    for name in sample:
-        if name.split(".")[0] in TENSORS:
-            forms[name] = (sample[name].dtype, tuple(sample[name].shape))
     for name in ("keys", "values"):
         dtype, shape = any_length(sample[name])
         if layer.kind is not None:

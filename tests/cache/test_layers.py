@@ -242,6 +242,13 @@ def test_zeros_in_eight_bits(kind: str) -> None:
     slots.write(1, x)
     assert torch.equal(slots.read(1, 3), x)
     assert torch.equal(slots.read(0, 1), torch.zeros(1, 1, 1, 8))
+    for dtype in (torch.float16, torch.bfloat16):
+        low = torch.cat((x, entries(2, seed=4)[0][:, :1]), dim=2).to(dtype)
+        half, single = Slots(low, 4, kind), Slots(low.float(), 4, kind)
+        for one in (half, single):
+            one.write(0, low.to(one.dtype))
+        assert torch.equal(half.scale, single.scale), "scales are computed in float32"
+        assert torch.equal(half.read(0, 4), single.read(0, 4).to(dtype))
 
 
 LIKE_LLAMA = 2 * 2 * 2 * 16 * 4

@@ -77,6 +77,9 @@ def test_a_window_is_read_as_in_an_endless_text(rotation: Rotation | None) -> No
         assert min(positions[8:]) < 20, "they restart"
     assert layer.width == 2 * 2 * 8
     assert layer.entry_bytes() == 3 * 4 * 2 * 8 * 4
+    layer.update(keys, values)
+    memory = [x.untyped_storage().nbytes() for x in (layer.keys, layer.values, layer.rotated)]
+    assert memory == [4 * 2 * 8 * 4] * 3, "a view would keep the whole chunk"
 
 
 def test_a_window_goes_back_to_a_mark() -> None:

@@ -88,6 +88,16 @@ def test_a_part_ends_where_the_pot_is_full(more: bool) -> None:
     torch.testing.assert_close(parted.logits, whole.logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_first_part_begins_the_session(tmp_path: Path) -> None:
+    session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200), system="Be brief.", template=True)
+    session.append_part([5, 6], None, 9, False)
+    pinned = session.pot.pinned
+    assert pinned > 5
+    session.append_part([7], None, 9, False)
+    assert (session.pot.pinned, session.stats.tokens_read) == (pinned, pinned + 3)
+    session.save(tmp_path / "pot")
+
+
 def test_a_part_that_fills_the_pot_is_distilled_if_more_follows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -440,6 +450,13 @@ def test_what_is_shown_of_layers_that_differ() -> None:
     assert Plan.of(full, 2).shown_in(full) == full
     again = plan.restored(plan.saved())
     assert again == plan
+    for change in ({"pool": 4}, {"budget": 0}, {"recent": 99}, {"pool_mode": "mean"}):
+        saved = plan.saved()
+        saved["layers"][1] |= change
+        with pytest.raises(ValueError):
+            plan.restored(saved)
+    with pytest.raises(ValueError, match="did you mean 'general'"):
+        plan.restored({**plan.saved(), "catalyst": "generl"})
     with pytest.raises(ValueError, match="other sizes"):
         Plan.of(PotConfig(pot_size=65, distill_to=24), 2).restored(plan.saved())
 
@@ -569,6 +586,21 @@ def test_the_smallest_options_by_numbers() -> None:
     full.check()
     with pytest.raises(ValueError, match="does not fit its layer"):
         dataclasses.replace(full, recent=4).check()
+    dataclasses.replace(full, size=2, budget=1, sinks=0, recent=1, pool=0).check()
+    for changes, words in (
+        ({"size": 1}, "size=1"),
+        ({"budget": 0}, "budget=0"),
+        ({"sinks": -1}, "sinks=-1"),
+        ({"recent": -1}, "recent=-1"),
+        ({"pool": -1}, "pool=-1"),
+        ({"pool": 4}, "pool=4 is not odd"),
+        ({"pool_mode": "mean"}, "unknown pool_mode 'mean'"),
+        ({"size": full.budget}, f"budget={full.budget} does not fit its layer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            dataclasses.replace(full, **changes).check()
+    dataclasses.replace(full, size=full.budget + 1).check()
+    dataclasses.replace(full, size=None).check()
     for name in ("group", "neighbours"):
         assert getattr(SelfExtend(**{name: 1}), name) == 1
         with pytest.raises(ValueError, match=f"{name}=0"):

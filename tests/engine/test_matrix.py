@@ -22,7 +22,7 @@ SMALL = {
     "neighbours": 30,
     "catalyst": "question",
 }
-TEXT, CHUNK, QUESTION = 80, 7, CATALYST[:3]
+TEXT, CHUNK, QUESTION = 64, 7, CATALYST[:3]
 
 
 FEW = ["Llama-2", "Cohere", "Phi-2", "Gemma-3", "gpt-oss", "Falcon-H1"]

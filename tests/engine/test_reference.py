@@ -35,10 +35,9 @@ def test_equals_reference(
 ) -> None:
     options = OPTIONS[name]
     model = make_tiny(family, kv_heads=kv_heads)
-    ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, **options)
-    session = Session(
-        model, None, PotConfig(pot_size=64, distill_to=24, chunk_tokens=16, **options)
-    )
+    sizes = {"pot_size": 48, "distill_to": 28}
+    ids, reference = clear_text(monkeypatch, model, length=109, **sizes, **options)
+    session = Session(model, None, PotConfig(**sizes, chunk_tokens=16, **options))
     session.append(ids, question=CATALYST)
     assert session.stats.distillations == reference.distillations >= 4
     assert kept(session) == [
@@ -64,8 +63,10 @@ def test_chunks_do_not_matter(chunk: int) -> None:
 def test_pinned_entries_stay(pool: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's pinned entries are the engine's template head."""
     model = make_tiny("llama")
-    ids, reference = clear_text(monkeypatch, model, pot_size=64, distill_to=24, pinned=6, pool=pool)
-    session = Session(model, None, PotConfig(pot_size=64, distill_to=24, pool=pool))
+    ids, reference = clear_text(
+        monkeypatch, model, length=102, pot_size=48, distill_to=20, pinned=6, pool=pool
+    )
+    session = Session(model, None, PotConfig(pot_size=48, distill_to=20, pool=pool))
     session._reader.pin(ids[:6])
     session.append(ids[6:], question=CATALYST)
     assert kept(session) == [

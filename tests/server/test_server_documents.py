@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import time
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -36,6 +38,34 @@ def test_a_conversion_that_takes_too_long_is_ended() -> None:
         reply = here.http.post("/v1/documents?name=a", content=SLOW[:20_000], headers=MAIL)
         assert reply.status_code == 400
         assert reply.json()["error"]["message"].startswith("a has more than 1,000 parts")
+
+
+def test_a_client_that_leaves_ends_its_conversion() -> None:
+    """At once: also of one that waits for another to end."""
+    with live(conversion_s=600) as here:
+        before = psutil.Process().children(recursive=True)
+        address = here.http.base_url.host, here.http.base_url.port
+        clients = []
+        for number, target in enumerate(["POST /v1/documents", "PUT /v1/pots/book"] * 2):
+            client = socket.create_connection(address)
+            head = f"{target} HTTP/1.1\r\nhost: {address[0]}\r\ncontent-type: message/rfc822\r\n"
+            client.sendall(f"{head}content-length: {len(SLOW)}\r\n\r\n".encode() + SLOW)
+            clients.append(client)
+            until(lambda: here.service.documents.conversions._open == number + 1)  # noqa: B023
+        until(lambda: len(psutil.Process().children(recursive=True)) == len(before) + AT_ONCE)
+        for client in clients[::-1]:
+            client.close()
+        until(lambda: psutil.Process().children(recursive=True) == before)
+        until(lambda: here.service.documents.conversions._open == 0)
+        assert here.http.get("/v1/pots").json()["data"] == []
+
+
+def until(reached: Callable[[], bool]) -> None:
+    """Wait until this is true, for few seconds."""
+    last = time.monotonic() + 15
+    while not reached():
+        assert time.monotonic() < last
+        time.sleep(0.02)
 
 
 def test_conversions_that_wait_have_an_end() -> None:

@@ -119,7 +119,7 @@ def sample_files(folder: Path, kinds: list[str]) -> list[Sample]:
         session.save(path)
         header = pot_file.describe(path)
         origin = pot_file.origin(runners[name].model, tokenizer)
-        tensors = load(path.read_bytes())
+        tensors = dict(sorted(load(path.read_bytes()).items()))  # else in any order
         found.append(Sample(kind, runners[name], tokenizer, tensors, header, origin))
     return found
 

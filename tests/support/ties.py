@@ -48,7 +48,8 @@ def clear_text(
     monkeypatch: pytest.MonkeyPatch,
     model,
     kind: type[Reference] = Reference,
-    length: int = 220,
+    *,
+    length: int,
     rounding: float = ROUNDING,
     **options,
 ) -> tuple[list[int], Reference]:

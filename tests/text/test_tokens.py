@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import make_tokenizer
@@ -64,6 +65,8 @@ class Letters:
         ("a\n\n", 1),
         ("a  b", 1),
         ("\na", 1),
+        ("snake_case", 0),
+        ("a\tb", 0),
     ],
 )
 def test_places_to_cut(text: str, place: int) -> None:
@@ -157,6 +160,9 @@ def test_ids_are_checked() -> None:
         (iter(["a", "b"]), [[66, 67]], False),
         (torch.tensor([1, 2]), [[1, 2]], True),
         (torch.tensor([[1, 2]]), [[1, 2]], True),
+        (np.array([1, 2]), [[1, 2]], True),
+        (np.array([[1, 2]], dtype=np.uint8), [[1, 2]], True),
+        (np.array(["a", "b"]), [[66, 67]], False),
     ],
 )
 def test_texts_of_every_kind(text: Any, lists: list[list[int]], raw: bool) -> None:
@@ -292,3 +298,12 @@ def test_what_may_be_a_stop_waits() -> None:
     assert said == ["a", ""], "the first stop that is there"
     said, pieces = shown("aSSTOP", ("STOP",))
     assert "".join(said) == "aS"
+
+
+def test_a_text_with_an_id_that_the_model_lacks_is_refused_whole() -> None:
+    """Before anything of it is read; other texts of the same tokenizer are read."""
+    last = TOKENIZER.decode([96])
+    assert next(list(ids) for ids in parts(f"ab{last}", TOKENIZER, 97)[0])[-1] == 96
+    with pytest.raises(ValueError, match="the tokenizer gives the id 96, .* only ids below 96"):
+        parts(f"ab{last}", TOKENIZER, 96)
+    assert [len(ids) for ids in parts("ab", TOKENIZER, 96)[0]] == [2]

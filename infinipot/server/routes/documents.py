@@ -29,6 +29,5 @@ async def text_of(
 ) -> dict[str, Any]:
     """The text of a document (PDF, HTML, DOCX, EPUB, e-mail) or of a UTF-8 file, with marks of its
     pages. Nothing is read into a pot. name: of the file; it may end in .html or .eml."""
-    kind = request.headers.get("content-type", "")
-    pieces = body_text(request.stream(), kind, name, service.documents)
+    pieces = body_text(request, name, service.documents)
     return await whole_text(pieces, service.access.max_body_bytes)

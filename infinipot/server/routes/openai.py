@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from infinipot import __version__
 from infinipot.server.bodies import JsonRoute
+from infinipot.server.departure import while_here
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
 from infinipot.server.json_reply import JsonReply
@@ -177,31 +178,9 @@ async def reply(request: Request, answer: Reply, body: ChatRequest | CompletionR
             headers=STREAM_HEADERS,
         )
     async with answer.working():
-        answers = asyncio.gather(*(stream.whole() for _, stream in answer.submissions))
-        disconnected = asyncio.create_task(disconnect(request))
-        either: set[asyncio.Future[Any]] = {answers, disconnected}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if answers.done():
-                return JsonReply(await asyncio.to_thread(answer.form.whole, answers.result()))
-            raise APIError(400, "the client has left")  # nobody receives it
-        finally:
-            disconnected.cancel()
-            answers.cancel()
-            for future in either:
-                future.add_done_callback(forget)
-
-
-def forget(future: asyncio.Future[Any]) -> None:
-    """Take a result that nobody waits for; asyncio would report its exception as lost."""
-    if not future.cancelled():
-        future.exception()
-
-
-async def disconnect(request: Request) -> None:
-    """Return when the client has left."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        work = asyncio.gather(*(stream.whole() for _, stream in answer.submissions))
+        answers = await while_here(request, work)
+        return JsonReply(await asyncio.to_thread(answer.form.whole, answers))
 
 
 async def chain(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:

@@ -66,8 +66,7 @@ async def stream(
 ) -> dict[str, Any]:
     """Stream a text of any length, UTF-8, into a named pot. It is received as fast as it is read,
     and never held whole. A document (PDF, HTML, DOCX, EPUB, e-mail) is converted first."""
-    kind = request.headers.get("content-type", "")
-    text = body_text(request.stream(), kind, "the text", service.documents)
+    text = body_text(request, "the text", service.documents)
     return await Upload(service, name, options).read(text)
 
 
