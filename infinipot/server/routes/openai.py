@@ -19,7 +19,7 @@ from infinipot.server.bodies import JsonRoute
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
 from infinipot.server.json_reply import JsonReply
-from infinipot.server.requests import Submission, chat_job, completion_jobs
+from infinipot.server.requests import Submission, chat_job, completion_jobs, policies_of
 from infinipot.server.responses import (
     DONE,
     STREAM_HEADERS,
@@ -65,7 +65,10 @@ async def model(name: str, service: ServiceDep) -> dict[str, Any]:
 
 
 def model_card(service: Service) -> dict[str, Any]:
+    """The model, the pot that it reads into, and how answers are sampled: the defaults of a
+    request."""
     config = service.settings.config
+    sampling = service.settings.sampling
     return {
         "id": service.name,
         "object": "model",
@@ -75,6 +78,13 @@ def model_card(service: Service) -> dict[str, Any]:
             "size": config.pot_size,
             "distill_to": config.mean_budget,
             "policy": config.policy.name,
+            "policies": policies_of(config),
+        },
+        "sampling": {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
         },
     }
 

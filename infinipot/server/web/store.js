@@ -1,0 +1,87 @@
+// Conversations that stay in this browser: in "chats" one record each, in "texts" the texts that they speak of.
+
+import { root } from "./server.js";
+
+const TAB = `infinipot-chat ${root.pathname}`;
+
+export const fresh = () => [...crypto.getRandomValues(new Uint32Array(3))].map((part) => part.toString(36)).join("-");
+
+export const tab = {
+  get: () => sessionStorage.getItem(TAB),
+  set: (id) => sessionStorage.setItem(TAB, id),
+};
+
+export function conversation() {
+  return { id: fresh(), revision: 0, changed: 0, messages: [], draft: "", question: "", sources: [], pot: null };
+}
+
+// The value of a request, or the end of a transaction.
+function done(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = request.oncomplete = () => resolve(request.result);
+    request.onerror = request.onabort = () => reject(request.error || new Error("the browser has stopped it"));
+  });
+}
+
+function opened() {
+  const request = indexedDB.open(`infinipot ${root.pathname}`, 1);
+  request.onupgradeneeded = () => ["chats", "texts"].forEach((name) => request.result.createObjectStore(name));
+  return done(request);
+}
+
+export class Store {
+  #database = null;
+
+  // Throws where the browser keeps nothing.
+  async open() {
+    this.#database = await opened();
+    await this.remove([]);
+  }
+
+  // Change both stores in one transaction.
+  async #change(act) {
+    const change = this.#database.transaction(["chats", "texts"], "readwrite");
+    const over = done(change);
+    over.catch(() => {});
+    await act(change.objectStore("chats"), change.objectStore("texts"));
+    await over;
+  }
+
+  // If another tab has written this conversation meanwhile, this one goes on as a copy: nothing is lost.
+  async save(record) {
+    await this.#change(async (chats, texts) => {
+      const known = await done(chats.get(record.id));
+      if (known && known.revision !== record.revision) Object.assign(record, { id: fresh(), revision: 0 });
+      Object.assign(record, { revision: record.revision + 1, changed: Date.now() });
+      for (const { key, text } of record.sources) if (!(await done(texts.count(key)))) texts.put(text, key);
+      const sources = record.sources.map(({ key, name }) => ({ key, name }));
+      chats.put(structuredClone({ ...record, sources }), record.id);
+    });
+    tab.set(record.id);
+  }
+
+  async load(id) {
+    const look = this.#database.transaction(["chats", "texts"]);
+    const record = await done(look.objectStore("chats").get(id));
+    if (!record) return null;
+    const texts = look.objectStore("texts");
+    const found = await Promise.all(record.sources.map(({ key }) => done(texts.get(key))));
+    record.sources.forEach((source, place) => { source.text = found[place] ?? ""; });
+    return { ...conversation(), ...record };
+  }
+
+  // All conversations without their texts, the newest first.
+  async list() {
+    const all = await done(this.#database.transaction("chats").objectStore("chats").getAll());
+    return all.sort((one, other) => other.changed - one.changed);
+  }
+
+  // Also deletes the texts of which no conversation speaks.
+  async remove(ids) {
+    await this.#change(async (chats, texts) => {
+      ids.forEach((id) => chats.delete(id));
+      const used = new Set((await done(chats.getAll())).flatMap(({ sources }) => sources.map((source) => source.key)));
+      for (const key of await done(texts.getAllKeys())) if (!used.has(key)) texts.delete(key);
+    });
+  }
+}
