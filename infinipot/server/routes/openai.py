@@ -79,6 +79,7 @@ def model_card(service: Service) -> dict[str, Any]:
             "distill_to": config.mean_budget,
             "policy": config.policy.name,
             "policies": policies_of(config),
+            "options": config.options,
         },
         "sampling": {
             "max_tokens": sampling.max_tokens,

@@ -60,6 +60,7 @@ class Page {
     const { connection, chat, panel } = this, asking = chat.busy;
     $("send").textContent = asking ? "Stop" : "Send";
     $("send").disabled = !asking && (!connection.up || panel.busy);
+    $("send").title = panel.busy && !asking ? "The text is being read" : "";
     $("read").disabled = !connection.up || !panel.ready;
     $("stop-reading").textContent = panel.busy ? "Stop" : "Close";
     $("again").hidden = panel.busy;

@@ -81,10 +81,10 @@ export class Chat {
     page.allow();
     page.keep(record);
     try {
-      if (record.pot && !record.pot.ready) await page.panel.read(record, signal);
-      await this.stream(record, message, signal);
+      if (record.pot && !record.pot.ready) await this.read(record, message, signal);
+      await this.reach(record, message, signal);
     } catch (failure) {
-      this.broken(record, message, failure);
+      this.broken(message, failure);
       if (!message.content && earlier) record.messages.push({ ...earlier, cut: failureOf(failure) });
       else if (!message.content) question.unread = failureOf(failure);
     } finally {
@@ -95,8 +95,24 @@ export class Chat {
     }
   }
 
-  broken(record, message, failure) {
-    if (failure.code === "pot_not_found" && record.pot) record.pot.ready = false;
+  read(record, message, signal) {
+    this.wait(message, "the server has this pot no longer: reading the text again …");
+    return this.page.panel.read(record, signal);
+  }
+
+  // Answer, after reading the text again if its pot is gone.
+  async reach(record, message, signal) {
+    try {
+      await this.stream(record, message, signal);
+    } catch (failure) {
+      if (failure.code !== "pot_not_found" || !record.pot) throw failure;
+      record.pot.ready = false;
+      await this.read(record, message, signal);
+      await this.stream(record, message, signal);
+    }
+  }
+
+  broken(message, failure) {
     if (failure instanceof Lost || failure.status === 401) this.page.connection.lost(failure);
     else if (failure.name !== "AbortError" && !failure.status) console.error(failure);
     if (message.content) message.cut = failureOf(failure);

@@ -1,13 +1,13 @@
 // Whether the server is there. It is asked again until it answers.
 
-import { Lost, json } from "./server.js";
+import { Lost, call, json } from "./server.js";
 
 const FIRST_MS = 500, LONGEST_MS = 5000;
 
 export class Connection {
-  // told: called with what to show, and whether the server answers. locked: called when the key is wrong or missing.
-  constructor(told, locked) {
-    Object.assign(this, { told, locked, model: null, waiting: [], timer: 0, pause: FIRST_MS });
+  // tell: called with what to show, and whether the server answers. lock: called when the key is wrong or missing.
+  constructor(tell, lock) {
+    Object.assign(this, { tell, lock, model: null, waiting: [], timer: 0, pause: FIRST_MS });
     addEventListener("online", () => this.timer && this.connect());
     document.addEventListener("visibilitychange", () => this.timer && !document.hidden && this.connect());
   }
@@ -18,23 +18,24 @@ export class Connection {
     clearTimeout(this.timer);
     this.timer = 0;
     try {
+      await call("/ready").catch((failure) => { if (failure.status !== 429) throw failure; }); // a full queue will pass
       const { data: [model] } = await json("/v1/models");
       this.model = model;
       this.pause = FIRST_MS;
       const { size, policy } = model.pot;
-      this.told(`${model.id} · pot of ${size.toLocaleString("en")} entries, ${policy}`, true);
+      this.tell(`${model.id} · pot of ${size.toLocaleString("en")} entries, ${policy}`, true);
       this.waiting.splice(0).forEach((go) => go());
     } catch (failure) {
       this.model = null;
       if (failure.status === 401) {
-        this.told("The server asks for a key", false);
-        this.locked(failure.message);
+        this.tell("The server asks for a key", false);
+        this.lock(failure.message);
       } else this.again(failure);
     }
   }
 
   again(failure) {
-    this.told(`${failure.message}${failure instanceof Lost ? ": trying again …" : ""}`, false);
+    this.tell(`${failure.message}${failure instanceof Lost ? ": trying again …" : ""}`, false);
     this.timer = setTimeout(() => this.connect(), this.pause);
     this.pause = Math.min(2 * this.pause, LONGEST_MS);
   }

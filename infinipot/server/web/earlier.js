@@ -32,7 +32,7 @@ export class Earlier {
     const when = document.createElement("small"), count = record.messages.length;
     const current = record.id === this.page.record.id;
     open.textContent = title(record);
-    when.textContent = `${new Date(record.changed).toLocaleString()} · ${count} message${count === 1 ? "" : "s"}${current ? " · open now" : ""}`;
+    when.textContent = `${new Date(record.changed).toLocaleString([], { dateStyle: "medium", timeStyle: "short" })} · ${count} message${count === 1 ? "" : "s"}${current ? " · open now" : ""}`;
     open.append(when);
     remove.textContent = "Delete";
     remove.setAttribute("aria-label", `Delete ${title(record)}`);

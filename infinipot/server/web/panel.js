@@ -56,10 +56,10 @@ export class Panel {
     $("back").hidden = !this.page.previous;
     $("stage-problem").textContent = problem;
     const sources = record.sources.map((source) => row(
-      [source.name, ` · ${length(source.text.length)} characters `, removal(source.name, () => this.remove(source))]));
+      [source.name, ` · ${length(source.text.length)} character${source.text.length === 1 ? "" : "s"} `, removal(source.name, () => this.remove(source))]));
     const coming = this.coming.map((file) => row([file.name, " · being converted …"]));
     const refused = this.refused.map((one) => row(
-      [`${one.name}: ${one.reason} `, removal(one.name, () => { this.refused = this.refused.filter((other) => other !== one); this.stage(); })], "refused"));
+      [`${one.reason} `, removal(one.name, () => { this.refused = this.refused.filter((other) => other !== one); this.stage(); })], "refused"));
     $("files").replaceChildren(...sources, ...coming, ...refused);
     document.body.classList.toggle("staging", !record.pot && $("files").children.length > 0);
     this.page.allow();
@@ -85,7 +85,8 @@ export class Panel {
         record.sources = [...record.sources, source];
         page.keep(record);
       } catch (failure) {
-        this.refused.push({ name: named(file), reason: failure.message });
+        const name = named(file), { message } = failure;
+        this.refused.push({ name, reason: message.includes(name) ? message : `${name}: ${message}` });
       }
       this.coming = this.coming.filter((other) => other !== file);
       if (page.record === record) this.stage();
@@ -154,22 +155,24 @@ export class Panel {
 
   // Where the tokens of a shown text begin.
   locate(text, view, signal) {
-    return locate(text, (starts, count) => {
+    view.length = text.length;
+    return locate(text, (starts, count, end) => {
       for (const start of starts) view.shaded.starts.push(start);
-      view.total += count;
+      view.count += count;
+      view.end = end;
     }, signal);
   }
 
   // A text that has been read before: what its pot keeps.
   async look(record) {
     const { page } = this, { signal } = (this.stop = new AbortController());
-    const text = this.begun(record), view = { total: 0, shaded: this.shaded };
+    const text = this.begun(record), view = { count: 0, end: 0, shaded: this.shaded };
     page.allow();
     try {
       const found = await this.patiently(() => about(record.pot.name, signal), signal);
       $("progress").value = 1;
       this.update(found, view);
-      await this.patiently(() => { view.total = 0; view.shaded.starts = []; return this.locate(text, view, signal); }, signal);
+      await this.patiently(() => { view.count = 0; view.shaded.starts = []; return this.locate(text, view, signal); }, signal);
       this.update(found, view);
     } catch (failure) {
       if (failure.code !== "pot_not_found") throw failure;
@@ -202,7 +205,7 @@ export class Panel {
   }
 
   async attempt(record, signal) {
-    const text = this.begun(record), view = { total: 0, shaded: this.shaded }, end = new AbortController();
+    const text = this.begun(record), view = { count: 0, end: 0, shaded: this.shaded }, end = new AbortController();
     const both = AbortSignal.any([signal, end.signal]);
     record.pot.name = `page-${fresh()}`;
     this.page.keep(record);
@@ -237,10 +240,11 @@ export class Panel {
 
   update(now, view) {
     if (!now.pot || view.shaded !== this.shaded) return;
-    const first = now.first_place || 0, read = now.tokens_read - first, { pot } = now, total = Math.max(view.total, read);
-    if (view.total) $("progress").value = read / total;
+    const first = now.first_place || 0, read = now.tokens_read - first, { pot } = now, { count, end } = view;
+    const total = Math.max(read, end ? Math.round((count * view.length) / end) : 0);
+    if (end) $("progress").value = read / total;
     $("counts").textContent = [
-      `${number(read)}${view.total ? ` of ${number(total)}` : ""} tokens read`,
+      `${number(read)}${end ? ` of ${end < view.length ? "about " : ""}${number(total)}` : ""} tokens read`,
       `${number(pot.kept)} of ${number(pot.size)} entries kept`,
       `${number(pot.distillations)} distillation${pot.distillations === 1 ? "" : "s"}`,
     ].join(" · ");

@@ -37,11 +37,11 @@ export async function about(name, signal) {
   return json(`/v1/pots/${name}?places=true`, { signal });
 }
 
-// Where each token begins: asked piece by piece, so that a long text does not hold the page up. told: gets the starts of
-// a piece, in UTF-16 units, and how many tokens it has.
+// Where each token begins: asked piece by piece, so that a long text does not hold the page up. told: gets the starts
+// of a piece, in UTF-16 units, how many tokens it has, and where it ends.
 export async function locate(text, told, signal) {
   for (const { from, piece } of pieces(text, PIECE)) {
     const { count, offsets } = await json("/tokenize", { ...body({ prompt: piece, offsets: true }), signal });
-    told(offsets ? units(piece, offsets, from) : [], count);
+    told(offsets ? units(piece, offsets, from) : [], count, from + piece.length);
   }
 }

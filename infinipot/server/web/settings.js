@@ -19,7 +19,7 @@ export class Settings {
 
   // model: the server's description of its model, with its defaults.
   show(model) {
-    const defaults = { ...model?.sampling, ...model?.pot, pot_size: model?.pot.size };
+    const defaults = { ...model?.sampling, ...model?.pot.options, distill_to: model?.pot.distill_to };
     for (const field of this.fields) {
       if (field.list) this.suggest(field.list, model?.pot.policies || []);
       field.value = this.values[field.name] ?? "";
