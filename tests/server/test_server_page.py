@@ -154,7 +154,6 @@ def test_files_question_read_and_ask(server: Live, tab: Page) -> None:
     before = texts(tab, ".message")
     tab.run("document.getElementById('question').focus()")
     tab.write("And where")
-    tab.until("indexedDB && true")
     reload(tab)
     tab.until("document.querySelectorAll('mark').length > 5")
     assert texts(tab, ".message") == before
@@ -286,7 +285,7 @@ def test_markdown_of_answers(server: Live, tab: Page) -> None:
     tab.run("navigator.clipboard.writeText = async (text) => { globalThis.clip = text; }")
     click(tab, ".copy-code")
     tab.until("globalThis.clip === 'print(\"<b>\")\\n'")
-    render = "import('./page/markdown.js').then(({rendered}) => { const e = document.createElement('div'); e.append(rendered(%s)); return e.textContent.length; })"
+    render = "import('./page/markdown.js').then(({render}) => { const e = document.createElement('div'); e.append(render(%s)); return e.textContent.length; })"
     assert tab.run(render % json.dumps(">" * 20_000)) >= 0  # nested too deep for the parser
     hosts = (
         "[...new Set(performance.getEntriesByType('resource').map(e => new URL(e.name).origin))]"
@@ -375,8 +374,14 @@ def test_a_server_that_goes_away_and_comes_back(chromium: Browser) -> None:
         click(tab, "#show-settings")
         tab.run("document.querySelector('[name=max_tokens]').value = 100000")
         click(tab, "#settings-ok")
+        other = stack.enter_context(opened(chromium, server))
+        other.run(FILES % text_file(TEXT, "other.txt"))
+        other.until("!document.getElementById('read').disabled")
+        click(other, "#read")
+        tab.send("Page.bringToFront")
         ask(tab, "Who?")
         tab.until("document.querySelector('.message.assistant .said')?.textContent.length > 10")
+        assert other.run("document.getElementById('stop-reading').textContent") == "Stop"
         tab.run("question.focus()")
         tab.write("typed mean")
         server.service.close()  # as a server does that is told to stop
@@ -388,7 +393,8 @@ def test_a_server_that_goes_away_and_comes_back(chromium: Browser) -> None:
         tab.write("while")
         tab.press("Enter", "\r")  # nothing is sent now, and nothing lost
         assert tab.run("question.value") == "typed meanwhile"
-        reload_away(tab, half)
+        check_kept(tab, half)
+        other.until("counts.textContent.includes('the text will be read again')")
         stack.enter_context(live(SETTINGS, port=port))
         tab.until(READY)
         click(tab, "#show-settings")
@@ -399,9 +405,11 @@ def test_a_server_that_goes_away_and_comes_back(chromium: Browser) -> None:
         assert texts(tab, ".message.user .said") == ["Who?", "typed meanwhile?"]
         assert half.startswith(tab.run("bodies.at(-1).messages[1].content")[:10])
         assert tab.run("bodies.at(-1).pot").startswith("page-")
+        other.until("document.getElementById('stop-reading').textContent === 'Close'")
+        assert re.search(r"^([\d,]+) of \1 tokens read", other.run("counts.textContent"))
 
 
-def reload_away(page: Page, half: str) -> None:
+def check_kept(page: Page, half: str) -> None:
     """What is kept is the same as what is seen."""
     kept = page.run(
         "import('./page/store.js').then(async ({Store, tab}) => {"
@@ -414,7 +422,10 @@ def reload_away(page: Page, half: str) -> None:
 
 @shown
 def test_a_key_that_is_wrong_then_right(chromium: Browser) -> None:
-    with live(SETTINGS, api_key="right") as server, chromium.tab(f"{server.url}/") as tab:
+    with (
+        live(SETTINGS, api_key="right", max_body_bytes=100_000) as server,
+        chromium.tab(f"{server.url}/") as tab,
+    ):
         tab.look(1280, 800)
         for key in ("wrong", "schlüssel", "right"):
             tab.until("document.getElementById('key-dialog').open")
@@ -430,6 +441,14 @@ def test_a_key_that_is_wrong_then_right(chromium: Browser) -> None:
                 assert tab.run("document.getElementById('key-dialog').open && !key.validity.valid")
         tab.until(READY)
         ask(tab, "Hello", 1)
+        # larger than a document may be: a plain text needs no conversion, all else is refused
+        latin = "new File([new Uint8Array(150_000).fill(233)], 'b.txt')"
+        tab.run(FILES % f"{text_file(40 * TEXT, 'a.txt')}, {latin}")
+        tab.until("document.querySelectorAll('#files li').length === 2")
+        tab.until("!document.getElementById('read').disabled")
+        rows = texts(tab, "#files li")
+        assert rows[0].startswith("a.txt · ")
+        assert rows[1].startswith("b.txt: the body is too large: 100,000 bytes are allowed")
 
 
 @shown

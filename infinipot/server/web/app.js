@@ -3,11 +3,11 @@
 import { Chat } from "./chat.js";
 import { Connection } from "./connection.js";
 import { Earlier } from "./earlier.js";
-import { copyTo, sends } from "./messages.js";
+import { copyFrom, sends } from "./messages.js";
 import { Panel } from "./panel.js";
 import { key } from "./server.js";
 import { Settings } from "./settings.js";
-import { dropped } from "./sources.js";
+import { filesOf } from "./sources.js";
 import { Store, conversation, tab } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
@@ -29,6 +29,7 @@ class Page {
       await this.store.open();
       const found = tab.get() && (await this.store.load(tab.get()));
       if (found) this.record = found;
+      this.chat.mend(this.record);
     } catch (problem) {
       this.store = null;
       this.warn(`This browser keeps nothing: a reload loses what is here (${problem.message}).`);
@@ -98,7 +99,7 @@ class Page {
   }
 
   // Until all is written.
-  async kept() { while (this.#saving) await this.#saving; }
+  async idle() { while (this.#saving) await this.#saving; }
 
   async #save() {
     await null; // what one action changes is written once
@@ -172,7 +173,7 @@ for (const dialog of document.querySelectorAll("dialog"))
   dialog.querySelector(".leave").addEventListener("click", () => dialog.close());
 
 $("messages").addEventListener("click", ({ target }) => {
-  if (target.className === "copy-code") copyTo(target, target.parentElement.nextElementSibling.textContent);
+  if (target.className === "copy-code") copyFrom(target, target.parentElement.nextElementSibling.textContent);
 });
 
 for (const kind of ["dragenter", "dragover"]) addEventListener(kind, (event) => { event.preventDefault(); $("over").hidden = false; });
@@ -180,7 +181,7 @@ for (const kind of ["dragleave", "drop"]) addEventListener(kind, (event) => {
   event.preventDefault();
   if (kind === "drop" || !event.relatedTarget) $("over").hidden = true;
 });
-addEventListener("drop", (event) => { const files = dropped(event.dataTransfer); if (files.length) panel.add(files); });
+addEventListener("drop", (event) => { const files = filesOf(event.dataTransfer); if (files.length) panel.add(files); });
 addEventListener("resize", () => panel.shaded?.drawMap());
 addEventListener("pagehide", () => page.keep(page.record));
 page.start();

@@ -5,10 +5,11 @@ import { View } from "./messages.js";
 
 const $ = (id) => document.getElementById(id);
 const KEEP_MS = 500;
+const CUT = "Cut off: the page was closed or loaded anew";
 const NEAR_PX = 60; // so near to its end the log follows an answer
 
 // The messages that the model is told.
-export const known = (messages) =>
+const history = (messages) =>
   messages.filter((message) => !message.unread).map(({ role, content }) => ({ role, content }));
 
 export class Chat {
@@ -39,6 +40,12 @@ export class Chat {
       if (here !== element) log.insertBefore(element, here || null);
     });
     while (log.children.length > elements.length + 1) log.lastElementChild.remove();
+  }
+
+  // A question to which the page saw no answer.
+  mend({ messages }) {
+    const last = messages.at(-1);
+    if (last?.role === "user") last.unread ||= CUT;
   }
 
   end() { $("messages").scrollTop = $("messages").scrollHeight; }
@@ -88,7 +95,7 @@ export class Chat {
       if (!message.content && earlier) record.messages.push({ ...earlier, cut: failureOf(failure) });
       else if (!message.content) question.unread = failureOf(failure);
     } finally {
-      if (this.stop.signal === signal) this.stop = null;
+      if (this.stop?.signal === signal) this.stop = null;
       page.keep(record);
       if (page.record === record) this.show();
       page.allow();
@@ -120,24 +127,24 @@ export class Chat {
 
   async stream(record, message, signal) {
     const { settings, connection } = this.page, { messages } = record;
-    const told = { model: connection.model?.id || "", messages: known(messages), stream: true, stream_options: { include_usage: true } };
-    Object.assign(told, settings.sampling);
-    if (record.pot) told.pot = record.pot.name;
-    else Object.assign(told, settings.retention);
-    if (!record.pot && settings.system) told.messages.unshift({ role: "system", content: settings.system });
+    const request = { model: connection.model?.id || "", messages: history(messages), stream: true, stream_options: { include_usage: true } };
+    Object.assign(request, settings.sampling);
+    if (record.pot) request.pot = record.pot.name;
+    else Object.assign(request, settings.retention);
+    if (!record.pot && settings.system) request.messages.unshift({ role: "system", content: settings.system });
     const painter = new Painter(this.views.get(message));
     let saved = 0;
-    for await (const event of events(await call("/v1/chat/completions", { ...body(told), signal }))) {
+    for await (const event of events(await call("/v1/chat/completions", { ...body(request), signal }))) {
       signal.throwIfAborted();
       if (event.comment) this.wait(message, event.comment);
       const [choice] = event.choices || [];
       if (choice?.delta.content) {
-        if (!message.content) messages.push(message);
+        if (!message.content) messages.push(Object.assign(message, { cut: CUT }));
         message.content += choice.delta.content;
         painter.paint();
         if (Date.now() - saved > KEEP_MS) { saved = Date.now(); this.page.keep(record); }
       }
-      if (choice?.finish_reason === "length") message.cut = "Cut at the limit of tokens (Settings)";
+      if (choice?.finish_reason) message.cut = choice.finish_reason === "length" ? "Cut at the limit of tokens (Settings)" : "";
       if (event.usage) message.usage = event.usage;
     }
     if (!message.content) messages.push(Object.assign(message, { cut: "The model has ended at once: the answer is empty" }));

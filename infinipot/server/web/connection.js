@@ -47,8 +47,12 @@ export class Connection {
     else if (!this.timer) this.again(failure);
   }
 
-  // Until the server answers.
-  ready() {
-    return this.up ? Promise.resolve() : new Promise((go) => this.waiting.push(go));
+  // Until the server answers. Throws the signal's AbortError.
+  async ready(signal) {
+    if (this.up) return;
+    await new Promise((resolve, reject) => {
+      this.waiting.push(resolve);
+      signal?.addEventListener("abort", () => reject(signal.reason));
+    });
   }
 }

@@ -19,7 +19,7 @@ export class Earlier {
   }
 
   async show() {
-    await this.page.kept();
+    await this.page.idle();
     this.records = await this.page.store.list();
     this.list.replaceChildren(...this.records.map((record) => this.row(record)));
     this.dialog.querySelector("#delete-all").hidden = this.records.length === 0;
@@ -40,7 +40,9 @@ export class Earlier {
     open.addEventListener("click", async () => {
       this.dialog.close();
       const whole = current ? null : await this.page.store.load(record.id);
-      if (whole) this.page.open(whole);
+      if (!whole) return;
+      this.page.chat.mend(whole);
+      this.page.open(whole);
     });
     remove.addEventListener("click", () => this.remove([record]));
     line.append(open, remove);
@@ -50,7 +52,7 @@ export class Earlier {
   async remove(records) {
     const ids = records.map(({ id }) => id);
     if (ids.includes(this.page.record.id)) this.page.begin({}, false);
-    await this.page.kept();
+    await this.page.idle();
     await this.page.store.remove(ids);
     forget(records, this.records.filter((record) => !records.includes(record)));
     await this.show();

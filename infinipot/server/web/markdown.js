@@ -5,11 +5,11 @@ import { Marked } from "./vendor/marked.js";
 import "./vendor/purify.js";
 
 const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;" };
-const escaped = (text) => text.replace(/[&<>"']/g, (sign) => ENTITIES[sign]);
+const escape = (text) => text.replace(/[&<>"']/g, (sign) => ENTITIES[sign]);
 const marked = new Marked({
   renderer: {
-    html: ({ text, block }) => (block ? `<p class="raw">${escaped(text)}</p>` : escaped(text)),
-    image: ({ raw }) => escaped(raw),
+    html: ({ text, block }) => (block ? `<p class="raw">${escape(text)}</p>` : escape(text)),
+    image: ({ raw }) => escape(raw),
     checkbox: ({ checked }) => (checked ? "☑ " : "☐ "),
   },
 });
@@ -22,7 +22,7 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-function plain(text) {
+function asItStands(text) {
   const whole = document.createElement("p");
   whole.className = "raw";
   whole.textContent = text;
@@ -30,7 +30,7 @@ function plain(text) {
 }
 
 // A bar with the language and a button above a block of code.
-function titled(block) {
+function addBar(block) {
   const bar = document.createElement("div"), language = document.createElement("span"), copy = document.createElement("button");
   const named = /language-(\S+)/.exec(block.firstElementChild?.className || "");
   bar.className = "code-bar";
@@ -40,19 +40,19 @@ function titled(block) {
   block.before(bar);
 }
 
-export function rendered(text) {
+export function render(text) {
   let fragment;
   try {
     fragment = globalThis.DOMPurify.sanitize(marked.parse(text), ALLOWED);
   } catch { // nested too deep to be parsed
-    return plain(text);
+    return asItStands(text);
   }
   fragment.querySelectorAll("a").forEach((link) => Object.assign(link, { target: "_blank", rel: "noopener noreferrer nofollow" }));
-  fragment.querySelectorAll("pre").forEach(titled);
+  fragment.querySelectorAll("pre").forEach(addBar);
   return fragment;
 }
 
-export async function copied(text) {
+export async function copyText(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);
     return;

@@ -1,6 +1,6 @@
 // Messages as elements.
 
-import { copied, rendered } from "./markdown.js";
+import { copyText, render } from "./markdown.js";
 
 const number = (value) => value.toLocaleString("en");
 const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
@@ -17,20 +17,21 @@ export function noteOf({ usage, cut, unread }) {
   return parts.join(" · ");
 }
 
-function button(label, act) {
-  const made = Object.assign(document.createElement("button"), { type: "button", textContent: label });
-  made.addEventListener("click", () => act(made));
-  return made;
+export function button(label, act) {
+  const element = Object.assign(document.createElement("button"), { type: "button", textContent: label });
+  element.addEventListener("click", () => act(element));
+  return element;
 }
 
-export async function copyTo(made, text) {
+// Copy a text, and say so on the button.
+export async function copyFrom(element, text) {
   try {
-    await copied(text);
-    made.textContent = "Copied";
+    await copyText(text);
+    element.textContent = "Copied";
   } catch (problem) {
-    made.textContent = `Not copied: ${problem.message}`;
+    element.textContent = `Not copied: ${problem.message}`;
   }
-  setTimeout(() => { made.textContent = "Copy"; }, 1500);
+  setTimeout(() => { element.textContent = "Copy"; }, 1500);
 }
 
 export class View {
@@ -49,7 +50,7 @@ export class View {
 
   draw() {
     const { role, content } = this.message;
-    if (role === "assistant") this.said.replaceChildren(rendered(content));
+    if (role === "assistant") this.said.replaceChildren(render(content));
     else this.said.textContent = content;
   }
 
@@ -59,11 +60,15 @@ export class View {
     element.className = `message ${role}${unread ? " unread" : ""}${waiting === null ? "" : " waiting"}`;
     element.dataset.waiting = waiting || "…";
     element.setAttribute("aria-busy", String(waiting !== null));
-    const made = [button("Copy", (own) => copyTo(own, message.content))];
-    if (role === "user") made.push(button("Edit", () => this.edit()));
-    if (unread) made.push(button("Try again", () => this.acts.again(message)));
-    if (role === "assistant" && last) made.push(button("Regenerate", () => this.acts.again(message)));
-    bar.replaceChildren(...made);
+    const buttons = [button("Copy", (element) => copyFrom(element, message.content))];
+    if (role === "user") buttons.push(button("Edit", () => this.edit()));
+    if (unread) buttons.push(button("Try again", () => this.acts.again(message)));
+    if (role === "assistant" && last) {
+      const again = button("Regenerate", () => this.acts.again(message));
+      again.title = "With temperature 0 the answer is the same again";
+      buttons.push(again);
+    }
+    bar.replaceChildren(...buttons);
     bar.hidden = waiting !== null;
     this.note.textContent = noteOf(message);
     if (this.note.textContent && waiting === null) bar.before(this.note); else this.note.remove();

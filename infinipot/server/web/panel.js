@@ -2,13 +2,15 @@
 
 import { Lost } from "./server.js";
 import { about, fill, locate, watch } from "./pot.js";
-import { joined, named, sourceOf } from "./sources.js";
+import { nameOf, sourceOf, textOf } from "./sources.js";
+import { button } from "./messages.js";
 import { Shaded } from "./shaded.js";
-import { conversation, fresh } from "./store.js";
+import { fresh } from "./store.js";
 
 const $ = (id) => document.getElementById(id);
 const number = (value) => value.toLocaleString("en");
 const bytes = (value) => (value >= 1e9 ? `${(value / 1e9).toFixed(1)} GB` : `${(value / 1e6).toFixed(1)} MB`);
+const MOST_TRIES = 3;
 const length = (count) => (count >= 1e6 ? `${(count / 1e6).toFixed(1)} M` : count >= 1e4 ? `${Math.round(count / 1000)} k` : number(count));
 
 function row(parts, kind = "") {
@@ -19,21 +21,20 @@ function row(parts, kind = "") {
 }
 
 function removal(name, act) {
-  const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Remove" });
-  button.setAttribute("aria-label", `Remove ${name}`);
-  button.addEventListener("click", act);
-  return button;
+  const element = button("Remove", act);
+  element.setAttribute("aria-label", `Remove ${name}`);
+  return element;
 }
 
 export class Panel {
   // page: as the chat's.
   constructor(page) {
-    Object.assign(this, { page, shaded: null, stop: null, coming: [], refused: [] });
+    Object.assign(this, { page, shaded: null, stop: null, queue: [], failures: [] });
   }
 
   get busy() { return this.stop !== null; }
 
-  get ready() { return this.page.record.sources.length > 0 && this.coming.length === 0; }
+  get ready() { return this.page.record.sources.length > 0 && this.queue.length === 0; }
 
   abort() { this.stop?.abort(); }
 
@@ -42,8 +43,8 @@ export class Panel {
   // Show a record's text, or the place for one.
   show() {
     const { record } = this.page;
-    this.refused = [];
-    this.coming = [];
+    this.failures = [];
+    this.queue = [];
     $("first-question").value = record.question;
     this.stage();
     if (record.pot) this.open(record);
@@ -57,12 +58,16 @@ export class Panel {
     $("stage-problem").textContent = problem;
     const sources = record.sources.map((source) => row(
       [source.name, ` · ${length(source.text.length)} character${source.text.length === 1 ? "" : "s"} `, removal(source.name, () => this.remove(source))]));
-    const coming = this.coming.map((file) => row([file.name, " · being converted …"]));
-    const refused = this.refused.map((one) => row(
-      [`${one.reason} `, removal(one.name, () => { this.refused = this.refused.filter((other) => other !== one); this.stage(); })], "refused"));
-    $("files").replaceChildren(...sources, ...coming, ...refused);
+    const queue = this.queue.map((file) => row([file.name, " · being converted …"]));
+    const failures = this.failures.map((failure) => row([`${failure.reason} `, removal(failure.name, () => this.dismiss(failure))], "failure"));
+    $("files").replaceChildren(...sources, ...queue, ...failures);
     document.body.classList.toggle("staging", !record.pot && $("files").children.length > 0);
     this.page.allow();
+  }
+
+  dismiss(failure) {
+    this.failures = this.failures.filter((other) => other !== failure);
+    this.stage();
   }
 
   remove(source) {
@@ -77,7 +82,7 @@ export class Panel {
     const { page } = this;
     if (page.record.pot || page.record.messages.length) page.begin();
     const { record } = page;
-    this.coming.push(...files);
+    this.queue.push(...files);
     this.stage();
     for (const file of files) {
       try {
@@ -85,28 +90,30 @@ export class Panel {
         record.sources = [...record.sources, source];
         page.keep(record);
       } catch (failure) {
-        const name = named(file), { message } = failure;
-        this.refused.push({ name, reason: message.includes(name) ? message : `${name}: ${message}` });
+        const name = nameOf(file), { message } = failure;
+        this.failures.push({ name, reason: message.includes(name) ? message : `${name}: ${message}` });
       }
-      this.coming = this.coming.filter((other) => other !== file);
+      this.queue = this.queue.filter((other) => other !== file);
       if (page.record === record) this.stage();
     }
   }
 
-  // Try again while the server is away.
+  // Try again if the server goes away meanwhile: three times at most, since what is tried might be the reason.
   async patiently(act, signal) {
-    for (;;) {
-      await this.page.connection.ready();
+    for (let tries = 1; ; tries += 1) {
       signal?.throwIfAborted();
+      await this.page.connection.ready(signal);
       try {
         return await act();
       } catch (failure) {
         if (!(failure instanceof Lost || failure.status === 401)) throw failure;
         this.page.connection.lost(failure);
+        if (failure instanceof Lost && tries === MOST_TRIES) throw failure;
       }
     }
   }
 
+  // Read what is staged.
   async begin() {
     const { page } = this, { record } = page;
     if (this.busy || !this.ready || !page.connection.up) return;
@@ -137,8 +144,8 @@ export class Panel {
     await page.chat.ask(record.pot.options.question);
   }
 
-  begun(record) {
-    const text = joined(record.sources);
+  prepare(record) {
+    const text = textOf(record.sources);
     this.close();
     $("file-name").textContent = record.sources.map((source) => source.name).join(", ");
     $("known-question").textContent = record.pot.options.question ? `Question known: ${record.pot.options.question}` : "";
@@ -166,7 +173,7 @@ export class Panel {
   // A text that has been read before: what its pot keeps.
   async look(record) {
     const { page } = this, { signal } = (this.stop = new AbortController());
-    const text = this.begun(record), view = { count: 0, end: 0, shaded: this.shaded };
+    const text = this.prepare(record), view = { count: 0, end: 0, shaded: this.shaded };
     page.allow();
     try {
       const found = await this.patiently(() => about(record.pot.name, signal), signal);
@@ -205,7 +212,7 @@ export class Panel {
   }
 
   async attempt(record, signal) {
-    const text = this.begun(record), view = { count: 0, end: 0, shaded: this.shaded }, end = new AbortController();
+    const text = this.prepare(record), view = { count: 0, end: 0, shaded: this.shaded }, end = new AbortController();
     const both = AbortSignal.any([signal, end.signal]);
     record.pot.name = `page-${fresh()}`;
     this.page.keep(record);

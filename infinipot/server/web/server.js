@@ -5,9 +5,21 @@ import { createParser } from "./vendor/eventsource-parser.js";
 export const root = new URL(".", document.baseURI);
 const KEY = `infinipot-key ${root.pathname}`;
 
+// The browser's own storage; where it is forbidden, one that lasts as long as the page.
+export function storage(name) {
+  try {
+    return globalThis[name];
+  } catch {
+    const values = new Map();
+    return { getItem: (place) => values.get(place) ?? null, setItem: (place, value) => values.set(place, value) };
+  }
+}
+
+const session = storage("sessionStorage");
+
 export const key = {
-  get: () => sessionStorage.getItem(KEY) || "",
-  set: (value) => sessionStorage.setItem(KEY, value),
+  get: () => session.getItem(KEY) || "",
+  set: (value) => session.setItem(KEY, value),
 };
 
 // The server did not answer, or broke off: the same request may work later.
