@@ -165,9 +165,9 @@ $("key-button").addEventListener("click", () => { $("key-problem").textContent =
 $("key").addEventListener("input", () => {
   $("key").setCustomValidity(/^[\x20-\x7e]*$/.test($("key").value.trim()) ? "" : "A key has letters, digits and signs of ASCII only");
 });
-$("key-dialog").addEventListener("close", () => {
-  if ($("key-dialog").returnValue === "ok") { key.set($("key").value.trim()); page.connection.connect(); }
-  $("key-dialog").returnValue = "";
+$("key-dialog").querySelector("form").addEventListener("submit", () => {
+  key.set($("key").value.trim());
+  page.connection.connect();
 });
 for (const dialog of document.querySelectorAll("dialog"))
   dialog.querySelector(".leave").addEventListener("click", () => dialog.close());

@@ -8,6 +8,13 @@ const KEEP_MS = 500;
 const CUT = "Cut off: the page was closed or loaded anew";
 const NEAR_PX = 60; // so near to its end the log follows an answer
 
+// Change the log, and stay at its end if it is in view.
+function following(act) {
+  const log = $("messages"), follow = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX;
+  act();
+  if (follow) log.scrollTop = log.scrollHeight;
+}
+
 // The messages that the model is told.
 const history = (messages) =>
   messages.filter((message) => !message.unread).map(({ role, content }) => ({ role, content }));
@@ -97,7 +104,7 @@ export class Chat {
     } finally {
       if (this.stop?.signal === signal) this.stop = null;
       page.keep(record);
-      if (page.record === record) this.show();
+      if (page.record === record) following(() => this.show());
       page.allow();
     }
   }
@@ -170,11 +177,10 @@ class Painter {
   }
 
   draw() {
-    const log = $("messages"), follow = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_PX, start = performance.now();
+    const start = performance.now();
     this.timer = 0;
-    this.view.draw();
+    following(() => this.view.draw());
     this.cost_ms = performance.now() - start;
-    if (follow) log.scrollTop = log.scrollHeight;
   }
 
   end() {

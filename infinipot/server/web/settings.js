@@ -13,7 +13,7 @@ export class Settings {
   constructor(dialog) {
     this.dialog = dialog;
     this.fields = [...dialog.querySelectorAll("[name]")];
-    dialog.addEventListener("close", () => dialog.returnValue === "ok" && this.save());
+    dialog.querySelector("form").addEventListener("submit", () => this.save());
     dialog.querySelector("#settings-defaults").addEventListener("click", () => this.fields.forEach((field) => { field.value = ""; }));
   }
 
@@ -28,7 +28,6 @@ export class Settings {
       field.value = values[field.name] ?? "";
       if (field.localName === "input") field.placeholder = defaults[field.name] ?? "";
     }
-    this.dialog.returnValue = "";
     this.dialog.showModal();
   }
 
