@@ -454,7 +454,7 @@ def test_a_key_that_is_wrong_then_right(chromium: Browser) -> None:
 @shown
 def test_what_the_server_does_not_read_stays(tab: Page) -> None:
     """A question too long for a URL goes another way. This pot has no room for it: file and question
-    stay. What is dropped may be a piece of text."""
+    stay. What is dropped may be a piece of text, and a long text that is pasted is one, too."""
     question = "Wér? " * 250
     tab.run("""(() => { const data = new DataTransfer(); data.setData("text/plain", "The dog saw it.");
         dispatchEvent(new DragEvent("drop", {dataTransfer: data, cancelable: true})); })()""")
@@ -470,6 +470,11 @@ def test_what_the_server_does_not_read_stays(tab: Page) -> None:
     click(tab, "#read")
     tab.until("document.getElementById('stop-reading').textContent === 'Close'")
     tab.until("document.getElementById('counts').textContent.startsWith('15 of 15 tokens read')")
+    tab.run("globalThis.paste = (text) => { const data = new DataTransfer(); data.setData('text/plain', text);"
+            "const event = new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true});"
+            "question.dispatchEvent(event); return event.defaultPrevented; }")  # fmt: skip
+    assert tab.run("[paste('short'), paste('x'.repeat(100_000))]") == [False, True]
+    tab.until("document.querySelector('#files li')?.textContent.startsWith('pasted text · 100 k')")
 
 
 @shown

@@ -10,6 +10,8 @@ import { Settings } from "./settings.js";
 import { filesOf } from "./sources.js";
 import { Store, conversation, tab } from "./store.js";
 
+const LONG_PASTE = 100_000; // characters of a pasted text that is read like a file, not asked
+
 const $ = (id) => document.getElementById(id);
 
 class Page {
@@ -181,7 +183,11 @@ for (const kind of ["dragleave", "drop"]) addEventListener(kind, (event) => {
   event.preventDefault();
   if (kind === "drop" || !event.relatedTarget) $("over").hidden = true;
 });
-addEventListener("drop", (event) => { const files = filesOf(event.dataTransfer); if (files.length) panel.add(files); });
+addEventListener("drop", (event) => { const files = filesOf(event.dataTransfer, "dropped text", 1); if (files.length) panel.add(files); });
+addEventListener("paste", (event) => {
+  const files = filesOf(event.clipboardData, "pasted text", LONG_PASTE);
+  if (files.length) { event.preventDefault(); panel.add(files); }
+});
 addEventListener("resize", () => panel.shaded?.drawMap());
 addEventListener("pagehide", () => page.keep(page.record));
 page.start();

@@ -5,6 +5,8 @@ import { copyText, render } from "./markdown.js";
 const number = (value) => value.toLocaleString("en");
 const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
+const LONGEST = 20_000; // characters of a question on the screen: a browser takes long to lay out millions
+
 export function noteOf({ usage, cut, unread }) {
   const parts = [];
   if (unread) parts.push(`The model has not read this: ${unread}`);
@@ -51,7 +53,9 @@ export class View {
   draw() {
     const { role, content } = this.message;
     if (role === "assistant") this.said.replaceChildren(render(content));
-    else this.said.textContent = content;
+    else this.said.textContent = content.slice(0, LONGEST);
+    const more = role === "user" ? content.length - LONGEST : 0;
+    if (more > 0) this.said.append(` … and ${plural(more, "character")} that the model is told, too`);
   }
 
   // last: whether the conversation ends with it. waiting: what it waits for; null if for nothing.

@@ -47,8 +47,9 @@ export function textOf(sources) {
   return sources.map(({ name, text }) => `[file: ${name}]\n\n${text}`).join("\n\n");
 }
 
-// What has been dropped: files, or a piece of text.
-export function filesOf(data) {
-  const text = data.files.length ? "" : data.getData("text/plain");
-  return text ? [new File([text], "dropped text")] : [...data.files];
+// What has been dropped or pasted: files, or a piece of text of at least so many characters.
+export function filesOf(data, name, least) {
+  if (data.files.length) return [...data.files];
+  const text = data.getData("text/plain");
+  return text.length >= least ? [new File([text], name)] : [];
 }
