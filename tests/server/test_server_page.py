@@ -8,10 +8,12 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from browser import BROWSER, Browser, Page, browser
-from live import Live, free_port, live
+from live import Live, free_port, live, tiny
 
 from infinipot import PotConfig, Sampling
 
@@ -449,6 +451,29 @@ def test_a_key_that_is_wrong_then_right(chromium: Browser) -> None:
         rows = texts(tab, "#files li")
         assert rows[0].startswith("a.txt · ")
         assert rows[1].startswith("b.txt: the body is too large: 100,000 bytes are allowed")
+
+
+@shown
+def test_a_model_that_is_being_loaded(chromium: Browser) -> None:
+    """The page waits for it, and a text that is given meanwhile waits, too."""
+    loaded = Event()
+
+    def load() -> tuple[Any, Any]:
+        loaded.wait(60)
+        return tiny()
+
+    with (
+        live(SETTINGS, wait="/health", load=load) as server,
+        chromium.tab(f"{server.url}/") as tab,
+    ):
+        tab.until(
+            "model.textContent === 'the model is being loaded: try again in a moment (trying again …)'"
+        )
+        tab.run(FILES % text_file(TEXT[:300], "keeper.txt"))
+        assert tab.run("document.getElementById('read').disabled")
+        loaded.set()
+        tab.until("!document.getElementById('read').disabled")
+        assert texts(tab, "#files li") == ["keeper.txt · 300 characters Remove"]
 
 
 @shown

@@ -1,6 +1,6 @@
 // The conversation. What stands on the screen is what the model is told, or it is marked.
 
-import { Lost, body, call, events } from "./server.js";
+import { Lost, body, call, events, failureOf } from "./server.js";
 import { View } from "./messages.js";
 
 const $ = (id) => document.getElementById(id);
@@ -162,10 +162,6 @@ export class Chat {
     const view = this.views.get(message);
     if (view) view.element.dataset.waiting = reason;
   }
-}
-
-function failureOf(failure) {
-  return failure.name === "AbortError" ? "Stopped" : failure.message;
 }
 
 // Draws a growing answer, seldom enough to leave the browser most of its time.

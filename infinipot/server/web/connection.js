@@ -35,7 +35,7 @@ export class Connection {
   }
 
   again(failure) {
-    this.tell(`${failure.message}${failure instanceof Lost ? ": trying again …" : ""}`, false);
+    this.tell(failure instanceof Lost ? `${failure.message} (trying again …)` : failure.message, false);
     this.timer = setTimeout(() => this.connect(), this.pause);
     this.pause = Math.min(2 * this.pause, LONGEST_MS);
   }

@@ -1,6 +1,6 @@
 // The text: its files, the question that the pot is to know, and what the pot keeps.
 
-import { Lost } from "./server.js";
+import { Lost, failureOf } from "./server.js";
 import { about, fill, locate, watch } from "./pot.js";
 import { nameOf, sourceOf, textOf } from "./sources.js";
 import { button } from "./messages.js";
@@ -57,7 +57,7 @@ export class Panel {
     $("back").hidden = !this.page.previous;
     $("stage-problem").textContent = problem;
     const sources = record.sources.map((source) => row(
-      [source.name, ` · ${length(source.text.length)} character${source.text.length === 1 ? "" : "s"} `, removal(source.name, () => this.remove(source))]));
+      [source.name, ` · ${length(source.characters)} character${source.characters === 1 ? "" : "s"} `, removal(source.name, () => this.remove(source))]));
     const queue = this.queue.map((file) => row([file.name, " · being converted …"]));
     const failures = this.failures.map((failure) => row([`${failure.reason} `, removal(failure.name, () => this.dismiss(failure))], "failure"));
     $("files").replaceChildren(...sources, ...queue, ...failures);
@@ -204,7 +204,7 @@ export class Panel {
       $("progress").value = 1;
     } catch (failure) {
       if (!record.messages.length) this.unread(record, failure);
-      else if (page.record === record) $("counts").textContent = failure.message;
+      else if (page.record === record) $("counts").textContent = `${failureOf(failure)}: the text will be read again with the next question.`;
       throw failure;
     } finally {
       this.over(signal);
@@ -237,7 +237,7 @@ export class Panel {
     if (this.page.record !== record) return; // it will be read when it is opened
     record.pot = null;
     this.page.keep(record);
-    this.stage(failure.name === "AbortError" ? "Stopped: the text has not been read." : failure.message);
+    this.stage(`${failureOf(failure)}. The text has not been read.`);
   }
 
   over(signal) {

@@ -33,6 +33,9 @@ export class Refused extends Error {
   }
 }
 
+// What to say of a failure.
+export const failureOf = (failure) => (failure.name === "AbortError" ? "Stopped" : failure.message);
+
 const AWAY = "The server does not answer";
 const PASSING = ["loading", "shutting_down", "failed"]; // codes of a server that comes or goes
 

@@ -38,7 +38,8 @@ export async function sourceOf(file) {
     return largeText(file, name, failure);
   });
   if (!text) throw new Error("it is empty");
-  return { key: fresh(), name, text };
+  const pairs = text.match(/[\ud800-\udbff]/g)?.length || 0; // a character beyond U+FFFF has two units
+  return { key: fresh(), name, text, characters: text.length - pairs };
 }
 
 // Several texts stand behind marks with their names, as on the command line.

@@ -56,7 +56,7 @@ export class Store {
       if (known && known.revision !== record.revision) Object.assign(record, { id: fresh(), revision: 0 });
       Object.assign(record, { revision: record.revision + 1, changed: Date.now() });
       for (const { key, text } of record.sources) if (!(await result(texts.count(key)))) texts.put(text, key);
-      const sources = record.sources.map(({ key, name }) => ({ key, name }));
+      const sources = record.sources.map(({ key, name, characters }) => ({ key, name, characters }));
       chats.put(structuredClone({ ...record, sources }), record.id);
     });
     tab.set(record.id);
