@@ -351,6 +351,12 @@ def test_on_a_phone(tab: Page) -> None:
     tab.look(390, 844, dark=True)
     seen = "(() => { const {top, bottom} = question.getBoundingClientRect(); return top > 0 && bottom <= innerHeight; })()"
     assert tab.run(seen)
+    tab.run(FILES % ", ".join(text_file("x", f"{n}.txt") for n in range(12)))
+    tab.until("!document.getElementById('read').disabled")
+    tab.look(320, 600)
+    assert tab.run(seen)  # on a small one, and with many files
+    tab.look(390, 844, dark=True)
+    tab.run("document.querySelectorAll('#files button').forEach(b => b.click())")
     read(tab, "Who?", text_file(TEXT[:1500], "a-rather-long-name-of-a-file.txt"))
     tab.until(ANSWERS.format(1))
     assert tab.run(seen)

@@ -121,7 +121,6 @@ export class Panel {
     if (page.settings.system) options.system = page.settings.system;
     if (record.question.trim()) options.question = record.question.trim();
     record.pot = { name: "", options, ready: false, asked: false };
-    page.previous = null;
     page.keep(record);
     this.stage();
     await this.open(record);
