@@ -257,8 +257,7 @@ def shades(
     axes = drawing.subplots(
         math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True
     )
-    values = sorted(value for matrix in rows.values() for row in matrix for value in row)
-    top = values[math.ceil(0.9 * len(values)) - 1] or values[-1] or 1.0
+    top, highest = _scale_of(rows)
     image = None
     for axis in list(axes.flat)[len(rows) :]:
         axis.set_visible(False)
@@ -277,6 +276,12 @@ def shades(
     drawing.supxlabel(across, fontsize=10)
     drawing.supylabel(up, fontsize=10)
     axes.flat[0].yaxis.get_major_locator().set_params(integer=True)
-    beyond = "max" if values[-1] > top else "neither"
+    beyond = "max" if highest > top else "neither"
     drawing.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=legend, extend=beyond)
     return save(drawing, path)
+
+
+def _scale_of(rows: Mapping[str, Sequence[Sequence[float]]]) -> tuple[float, float]:
+    """The end of the scale, and the highest number."""
+    values = sorted(value for matrix in rows.values() for row in matrix for value in row)
+    return values[math.ceil(0.9 * len(values)) - 1] or values[-1] or 1.0, values[-1]
