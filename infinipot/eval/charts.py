@@ -253,10 +253,9 @@ def shades(
     Row 0 is at the top. The columns cover the text from 0 to 1.
     """
     wide = min(3, len(rows))
-    drawing = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
-    axes = drawing.subplots(
-        math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True
-    )
+    down = math.ceil(len(rows) / wide)
+    drawing = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * down)
+    axes = drawing.subplots(down, wide, squeeze=False, sharex=True, sharey=True)
     top, highest = _scale_of(rows)
     image = None
     for axis in list(axes.flat)[len(rows) :]:
