@@ -17,7 +17,8 @@ Cells = Mapping[tuple[float, int], float | None]
 """(depth, length) -> share of right answers, 0 .. 1. None, or no cell, for no measurement."""
 NOTHING = "#e4e4e4"
 DARK = "#222222"
-COLORS = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e2b", "#7b5ea7", "#4d4d4d", "#17a2b8", "#a05a2c")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#e69f00", "#a8578a", "#4d4d4d", "#56b4e9", "#7a4a1e")
+"""Okabe and Ito's, or near them: told apart without red and green, too."""
 MARKS = "osD^vP*X"
 
 
@@ -110,13 +111,25 @@ def heat_map(
     return image
 
 
+def spoken(label: str) -> str:
+    """`infinipot:preset=facts` -> `infinipot, preset facts`."""
+    return label.replace(":", ", ").replace("=", " ")
+
+
 def _wrapped(name: str, width: int) -> str:
     return "\n".join(textwrap.wrap(name, width))
 
 
-class Axes(TypedDict, total=False):
-    """log: x axis by doublings. ticks: place on the x axis -> label. floor: lowest y."""
+Interval = tuple[float, float]
+"""Its ends."""
 
+
+class Axes(TypedDict, total=False):
+    """log: x axis by doublings. ticks: place on the x axis -> label. floor: lowest y. whole: only
+    whole numbers on the x axis. intervals: for each line and point, where its interval is known."""
+
+    intervals: Mapping[str, Sequence[Interval | None]]
+    whole: bool
     log: bool
     ticks: Mapping[float, str]
     floor: float
@@ -141,13 +154,11 @@ def curves(
         if len(points) <= 24:
             style["marker"] = MARKS[number % len(MARKS)]
         axis.plot(*zip(*points, strict=True), label=name, markersize=5, linewidth=1.8, **style)
-    if axes.get("log"):
-        axis.set_xscale("log", base=2)
-    if ticks := axes.get("ticks"):
-        axis.set_xticks(list(ticks), list(ticks.values()))
-        axis.minorticks_off()
-    if "floor" in axes:
-        axis.set_ylim(bottom=axes["floor"])
+        ends = axes.get("intervals", {}).get(name, ())
+        for (place, _), some in zip(points, ends, strict=False):
+            if some is not None:
+                axis.vlines(place, *some, color=style["color"], linewidth=1, alpha=0.7)
+    _scale(axis, axes)
     axis.set(xlabel=across, ylabel=up)
     axis.set_title(_wrapped(title, 80), fontsize=11)
     axis.grid(color="#dddddd", linewidth=0.7)
@@ -156,15 +167,33 @@ def curves(
     return save(drawing, path)
 
 
+def _scale(axis: Any, axes: Axes) -> None:
+    if axes.get("log"):
+        axis.set_xscale("log", base=2)
+    if ticks := axes.get("ticks"):
+        axis.set_xticks(list(ticks), list(ticks.values()))
+        axis.minorticks_off()
+    if axes.get("whole"):
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    if "floor" in axes:
+        axis.set_ylim(bottom=axes["floor"])
+
+
 def _columns(names: Mapping[str, Any]) -> int:
     """The number of columns of a legend below a figure."""
     return max(1, min(3, 100 // max(map(len, names))))
 
 
 def bars(
-    groups: Mapping[str, Mapping[str, float]], *, title: str, up: str, path: Path
+    groups: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+    up: str,
+    path: Path,
+    intervals: Mapping[str, Mapping[str, Interval | None]] | None = None,
 ) -> list[Path]:
-    """Bars in groups. groups: label of the group -> name of the bar -> height.
+    """Bars in groups. groups: label of the group -> name of the bar -> height. intervals: the same
+    with intervals, where they are known.
 
     With only one name there is no legend.
     """
@@ -176,7 +205,9 @@ def bars(
         places = [x + (number - (len(names) - 1) / 2) * width for x in range(len(groups))]
         heights = [group.get(name, math.nan) for group in groups.values()]
         color = COLORS[number % len(COLORS)]
-        container = axis.bar(places, heights, width * 0.92, label=name, color=color)
+        ends = [(intervals or {}).get(group, {}).get(name) for group in groups]
+        errors = _errors(heights, ends)
+        container = axis.bar(places, heights, width * 0.92, label=name, color=color, yerr=errors)
         axis.bar_label(container, fmt=_bar_number, fontsize=8, padding=1)
     axis.set_xticks(range(len(groups)), [_wrapped(group, 14) for group in groups])
     axis.set_title(_wrapped(title, 80), fontsize=11)
@@ -187,6 +218,18 @@ def bars(
     if len(names) > 1:
         axis.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return save(drawing, path)
+
+
+def _errors(heights: Sequence[float], ends: Sequence[Interval | None]) -> list[list[float]] | None:
+    """What matplotlib calls errors: distances below and above. None if no interval is known."""
+    if not any(ends):
+        return None
+    known = [some or (math.nan, math.nan) for some in ends]
+    pairs = list(zip(heights, known, strict=True))
+    return [
+        [height - low for height, (low, _) in pairs],
+        [high - height for height, (_, high) in pairs],
+    ]
 
 
 def _bar_number(value: float) -> str:
@@ -204,16 +247,16 @@ def shades(
     legend: str,
     path: Path,
 ) -> list[Path]:
-    """Matrices side by side, as shades from dark to light.
+    """Matrices side by side, as shades from dark to light. One number in ten may be beyond the
+    scale, so that the places that are always kept do not hide the others.
 
     Row 0 is at the top. The columns cover the text from 0 to 1.
     """
     wide = min(3, len(rows))
-    drawing = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * math.ceil(len(rows) / wide))
-    axes = drawing.subplots(
-        math.ceil(len(rows) / wide), wide, squeeze=False, sharex=True, sharey=True
-    )
-    top = max(max(row) for matrix in rows.values() for row in matrix) or 1.0
+    down = math.ceil(len(rows) / wide)
+    drawing = figure(1.4 + 2.6 * wide, 0.6 + 2.6 * down)
+    axes = drawing.subplots(down, wide, squeeze=False, sharex=True, sharey=True)
+    top, highest = _scale_of(rows)
     image = None
     for axis in list(axes.flat)[len(rows) :]:
         axis.set_visible(False)
@@ -231,5 +274,13 @@ def shades(
     drawing.suptitle(title, fontsize=11)
     drawing.supxlabel(across, fontsize=10)
     drawing.supylabel(up, fontsize=10)
-    drawing.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=legend)
+    axes.flat[0].yaxis.get_major_locator().set_params(integer=True)
+    beyond = "max" if highest > top else "neither"
+    drawing.colorbar(image, ax=axes, shrink=0.9, pad=0.02, label=legend, extend=beyond)
     return save(drawing, path)
+
+
+def _scale_of(rows: Mapping[str, Sequence[Sequence[float]]]) -> tuple[float, float]:
+    """The end of the scale, and the highest number."""
+    values = sorted(value for matrix in rows.values() for row in matrix for value in row)
+    return values[math.ceil(0.9 * len(values)) - 1] or values[-1] or 1.0, values[-1]

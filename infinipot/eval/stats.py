@@ -35,6 +35,15 @@ def paired_difference(
     return grouped_difference(_each_alone(first), _each_alone(second), rounds)
 
 
+def mean_interval(
+    scores: Mapping[str, Mapping[str, float]],
+) -> tuple[float, tuple[float, float] | None]:
+    """The mean of task means, with an interval as `paired_difference`: rows are drawn within each
+    task. scores: task -> row -> score."""
+    nothing = {task: dict.fromkeys(rows, 0.0) for task, rows in scores.items()}
+    return paired_difference(nothing, scores)
+
+
 def _each_alone(
     scores: Mapping[str, Mapping[str, float]],
 ) -> dict[str, dict[str, dict[str, float]]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from infinipot.eval import charts, scores
 from infinipot.eval.results import Record
-from infinipot.eval.stats import mean, task_means
+from infinipot.eval.stats import mean_interval
 from infinipot.eval.tables import tokens
 
 
@@ -94,15 +94,15 @@ def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
     files: list[Path] = []
     for kind in dict.fromkeys(record["rows"] for record in records):
         own = [record for record in records if record["rows"] == kind]
-        values: dict[str, float] = {}
-        for label, items in scores.by_label(own).items():
-            value = mean(list(task_means(items).values()))
-            if value is not None:
-                values[label] = value
+        values = {
+            label: mean_interval(items) for label, items in scores.by_label(own).items() if items
+        }
         if not values:
             continue
         models = ", ".join(sorted({record["model"] for record in own}))
         title = f"{kind} rows, mean of tasks · {models}"
+        if any(interval for _, interval in values.values()):
+            title += " · 95 % intervals"
         suffix = "style"
         if kind == "LongBench":
             suffix = "genuine"
@@ -111,36 +111,49 @@ def figure(name: str, records: Sequence[Record], folder: Path) -> list[Path]:
     return files
 
 
-def draw_catalyst(values: dict[str, float], title: str, path: Path) -> list[Path]:
-    """values: mean score by label."""
+Means = Mapping[str, tuple[float, charts.Interval | None]]
+"""Label of a method -> its mean score, and the interval where it is known."""
+
+
+def draw_catalyst(values: Means, title: str, path: Path) -> list[Path]:
     prefix = "infinipot:preset=paper:catalyst="
-    bars = {label.removeprefix(prefix): {"score": value} for label, value in values.items()}
-    return charts.bars(bars, title=title, up="score", path=path)
+    bars = {label.removeprefix(prefix): {"score": value} for label, (value, _) in values.items()}
+    intervals = {label.removeprefix(prefix): {"score": some} for label, (_, some) in values.items()}
+    return charts.bars(bars, title=title, up="score", path=path, intervals=intervals)
 
 
-def draw_novelty(values: dict[str, float], title: str, path: Path) -> list[Path]:
+def draw_novelty(values: Means, title: str, path: Path) -> list[Path]:
     prefix = "infinipot:preset=paper:novelty="
-    points = [
-        (float(label.removeprefix(prefix)), value)
+    own = {
+        float(label.removeprefix(prefix)): value
         for label, value in values.items()
         if label.startswith(prefix)
-    ]
-    across = "novelty's share of the survivors"
-    return charts.curves({"infinipot": points}, title=title, across=across, up="score", path=path)
+    }
+    return charts.curves(
+        {"infinipot": [(share, value) for share, (value, _) in own.items()]},
+        title=title,
+        across="novelty's share of the survivors",
+        up="score",
+        path=path,
+        intervals={"infinipot": [interval for _, interval in own.values()]},
+    )
 
 
-def draw_memory(values: dict[str, float], title: str, path: Path) -> list[Path]:
+def draw_memory(values: Means, title: str, path: Path) -> list[Path]:
     series: dict[str, list[tuple[float, float]]] = {}
-    for label, value in values.items():
+    intervals: dict[str, list[charts.Interval | None]] = {}
+    for label, (value, interval) in values.items():
         policy, _, size = label.partition(":pot_size=")
-        policy = policy.replace(f":distill_to={int(size) // 2}", "")
+        policy = charts.spoken(policy.replace(f":distill_to={int(size) // 2}", ""))
         series.setdefault(policy, []).append((float(size), value))
+        intervals.setdefault(policy, []).append(interval)
     return charts.curves(
         series,
         title=title,
         across="pot size, entries",
         up="score",
         path=path,
+        intervals=intervals,
         log=True,
         ticks={float(size): tokens(size) for size in SIZES},
     )

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from infinipot.config import PotConfig, Sampling
+from infinipot.policies.base import Policy
+from infinipot.policies.registry import POLICIES
 from infinipot.server.errors import APIError
 from infinipot.server.jobs.answer import AnswerJob, Question
 from infinipot.server.jobs.echo import EchoJob
@@ -44,8 +46,7 @@ def config_of(options: PotOptions, base: PotConfig) -> PotConfig:
             f"this server's pots hold {base.pot_size} entries",
             param="pot_size",
         )
-    kind = (config.policy.bounded, config.policy.cuts)
-    if kind != (base.policy.bounded, base.policy.cuts):
+    if not is_like(config.policy, base.policy):
         raise APIError(
             400,
             f"policy={config.policy.name!r} is not allowed: "
@@ -53,6 +54,17 @@ def config_of(options: PotOptions, base: PotConfig) -> PotConfig:
             param="policy",
         )
     return config
+
+
+def is_like(policy: Policy | type[Policy], other: Policy) -> bool:
+    """Whether a request may choose the policy in place of the other one."""
+    return (policy.bounded, policy.cuts) == (other.bounded, other.cuts)
+
+
+def policies_of(base: PotConfig) -> list[str]:
+    """The names of the policies that a request may choose."""
+    names = [name for name, policy in POLICIES.items() if is_like(policy, base.policy)]
+    return list(dict.fromkeys((base.policy.name, *names)))
 
 
 def fields_of(options: Options | PotOptions, *names: str) -> dict[str, Any]:

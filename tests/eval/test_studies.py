@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from rows import row_of
 
 from infinipot.cli import main
+from infinipot.eval import charts
 from infinipot.eval.methods import method, methods
 from infinipot.eval.runner import Model, Replica
-from infinipot.eval.studies import PROMPTS, STUDIES
+from infinipot.eval.scores import by_label
+from infinipot.eval.stats import mean_interval
+from infinipot.eval.studies import PROMPTS, STUDIES, figure
 from infinipot.eval.tasks import hops, kept
 from infinipot.eval.tasks.longbench import prompt_ids
 from infinipot.eval.teacher_forcing import open_session
@@ -183,6 +187,66 @@ def test_without_catalyst_and_novelty_is_tovas_criterion(name: str) -> None:
     tova = [one for one in some if one.policy.name == "tova"]
     assert [one.config.context_reset for one in tova] == [True, False][: len(tova)]
     assert tova
+
+
+def test_shades_are_not_scaled_by_what_is_always_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    pytest.importorskip("matplotlib")
+    seen = []
+    monkeypatch.setattr(charts, "save", lambda drawing, path: seen.append(drawing) or [])
+    rows = [[1.0, *(0.01 * place for place in range(19))] for _ in range(4)]
+    charts.shades({"a": rows, "b": rows}, title="t", across="x", up="layer", legend="l", path=tmp_path / "s")  # fmt: skip
+    axis = seen[0].axes[0]
+    assert axis.images[0].get_clim() == (0, 0.17)
+    assert all(tick == int(tick) for tick in axis.get_yticks())
+
+
+@pytest.mark.parametrize("name", ["catalyst", "memory"])
+def test_figures_of_rows_have_intervals(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Each method's interval is that of its own mean; a task with one row has none."""
+    pytest.importorskip("matplotlib")
+    drawn: dict[str, Any] = {}
+    for kind in ("curves", "bars"):
+        real = getattr(charts, kind)
+        monkeypatch.setattr(
+            charts,
+            kind,
+            lambda data, real=real, **given: (drawn.update(given, data=data), real(data, **given))[
+                1
+            ],
+        )
+    labels = [one.label for one in methods(STUDIES[name].methods(2048), {}, prompts=PROMPTS)]
+    records = [
+        {"rows": "LongBench", "model": "tiny", "method": label, "task": task, "id": f"r{row}", "score": 100.0 * ((row + place) % 3 == 0)}
+        for place, label in enumerate(labels) for task in ("qasper", "lcc") for row in range(9 if task == "lcc" else 12)
+    ]  # fmt: skip
+    files = figure(name, records, tmp_path)
+    svg = next(path for path in files if path.suffix == ".svg").read_text()
+    assert "95 % intervals" in svg
+    assert "preset=" not in svg
+    flat = [
+        values
+        for some in drawn["intervals"].values()
+        for values in (some.values() if isinstance(some, dict) else some)
+    ]
+    assert len(flat) in (
+        len(labels),
+        len(labels) - 1,
+    )  # the row of Table 3 without CaP is no share of novelty
+    scores = by_label(records)
+    label = labels[-1]
+    mean, (low, high) = mean_interval(scores[label])
+    assert (low, high) in flat
+    assert low < mean < high
+    # by hand: a thousand draws of rows within each task
+    draw = random.Random(0)
+    means = sorted(
+        sum(sum(draw.choices(list(rows.values()), k=len(rows))) / len(rows) for rows in scores[label].values()) / 2
+        for _ in range(1000)
+    )  # fmt: skip
+    assert abs(means[25] - low) < 6
+    assert abs(means[974] - high) < 6
+    alone = [record for record in records if record["id"] == "r0"]
+    assert "95 % intervals" not in figure(name, alone, tmp_path)[1].read_text()
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from live import CONFIG, Live, live, tiny
 from infinipot import PotConfig, Session
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.model.runner import ModelRunner
+from infinipot.policies.registry import POLICIES
+from infinipot.server.errors import APIError
 from infinipot.server.jobs.echo import RecordingRunner
 from infinipot.server.requests import config_of
 from infinipot.server.schema import PotOptions
@@ -311,6 +314,14 @@ def test_tokenize_models_and_metrics(server: Live) -> None:
     assert said == {"tokens": TOKENIZER.encode(text), "count": 9, "offsets": list(range(9))}
     assert [model.id for model in server.openai.models.list()] == ["tiny"]
     assert server.openai.models.retrieve("tiny").id == "tiny"
+    card = server.http.get("/v1/models/tiny").json()
+    base = server.service.settings.config
+    for name in POLICIES:  # the card names those that a request may choose
+        with (
+            contextlib.nullcontext() if name in card["pot"]["policies"] else pytest.raises(APIError)
+        ):
+            config_of(PotOptions(policy=name), base)
+    assert card["sampling"]["max_tokens"] == server.service.settings.sampling.max_tokens
     before = server.gauge("infinipot_tokens_generated_total")
     server.chat("Hello", max_tokens=7)
     server.wait("infinipot_tokens_generated_total", before + 7)

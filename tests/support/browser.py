@@ -49,6 +49,11 @@ class Page:
                 assert "error" not in message, message
                 return message["result"]
 
+    def go(self, url: str) -> None:
+        """Load a page anew."""
+        self.send("Page.navigate", url=url)
+        self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
+
     def run(self, script: str) -> Any:
         """The value of an expression; promises are waited for."""
         answer = self.send(
@@ -103,9 +108,27 @@ class Page:
         )
 
 
+class Browser:
+    """A running browser. Its tabs share what a site keeps, but for what belongs to a tab."""
+
+    def __init__(self, port: str) -> None:
+        self.address = f"http://127.0.0.1:{port}/json"
+
+    @contextmanager
+    def tab(self, url: str) -> Iterator[Page]:
+        """A page that has been loaded, in a tab of its own."""
+        request = urllib.request.Request(f"{self.address}/new?about:blank", method="PUT")
+        target = json.load(urllib.request.urlopen(request))
+        with connect(target["webSocketDebuggerUrl"], max_size=None) as socket:
+            here = Page(socket)
+            here.go(url)
+            yield here
+        urllib.request.urlopen(f"{self.address}/close/{target['id']}").close()
+
+
 @contextmanager
-def page(url: str, profile: Path) -> Iterator[Page]:
-    """A page that has been loaded. profile: an empty folder."""
+def browser(profile: Path) -> Iterator[Browser]:
+    """profile: an empty folder."""
     assert BROWSER is not None
     command = [
         BROWSER,
@@ -127,14 +150,14 @@ def page(url: str, profile: Path) -> Iterator[Page]:
         while not (ready.exists() and ready.read_text().count("\n")):
             assert time.monotonic() < end and child.poll() is None, "the browser did not start"
             time.sleep(0.05)
-        port = ready.read_text().split()[0]
-        targets = json.load(urllib.request.urlopen(f"http://127.0.0.1:{port}/json"))
-        target = next(target for target in targets if target["type"] == "page")
-        with connect(target["webSocketDebuggerUrl"], max_size=None) as socket:
-            here = Page(socket)
-            here.send("Page.navigate", url=url)
-            here.until("document.readyState === 'complete' && location.href !== 'about:blank'")
-            yield here
+        yield Browser(ready.read_text().split()[0])
     finally:
         child.terminate()
         child.wait(10)
+
+
+@contextmanager
+def page(url: str, profile: Path) -> Iterator[Page]:
+    """A page that has been loaded, in a browser of its own."""
+    with browser(profile) as here, here.tab(url) as tab:
+        yield tab

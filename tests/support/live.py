@@ -83,13 +83,14 @@ def live(
     *,
     buffer_bytes: int = 0,
     wait: str = "/ready",
+    port: int = 0,
     **options: Any,
 ) -> Iterator[Live]:
     """Settings and options of the service. buffer_bytes: of the kernel, for what is sent; 0 for its default.
-    wait: the path that must say 200 before the block begins."""
+    wait: the path that must say 200 before the block begins. port: 0 for a free one."""
     settings = {"config": CONFIG, "sampling": Sampling(max_tokens=40), **(settings or {})}
     service = Service("tiny", options.pop("load", tiny), Settings(**settings), **options)
-    place = bound("127.0.0.1", 0)
+    place = bound("127.0.0.1", port)
     if buffer_bytes:  # connections inherit it
         place.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
     server = Server(service)

@@ -14,6 +14,7 @@ from infinipot.eval import charts
 from infinipot.eval.methods import Method
 from infinipot.eval.results import Record
 from infinipot.eval.runner import Model, Replica
+from infinipot.eval.stats import share_interval
 from infinipot.eval.tables import markdown, name_key, names, tokens
 from infinipot.eval.tasks.haystack import NAMES, hide
 from infinipot.eval.tasks.needle import found
@@ -193,6 +194,12 @@ def _cell(records: Sequence[Record]) -> str:
     return f"{100 * _mean(records, 'right'):.0f} ({_mean(records, 'between'):.1f})"
 
 
+def _interval(records: Sequence[Record]) -> charts.Interval:
+    """Of the right answers, in %."""
+    low, high = share_interval(sum(record["right"] for record in records), len(records))
+    return 100 * low, 100 * high
+
+
 def _mean(records: Sequence[Record], name: str) -> float:
     return sum(record[name] for record in records) / len(records)
 
@@ -203,19 +210,21 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     Returns the text and the paths of the files.
     """
     series = {}
+    intervals: dict[str, list[charts.Interval | None]] = {}
     for name, some in _by_name(records).items():
         lengths = dict.fromkeys(record["length"] for record in some)
         cells = [[record for record in some if record["length"] == length] for length in lengths]
-        series[name] = sorted(
-            (_mean(cell, "between"), 100 * _mean(cell, "right")) for cell in cells
-        )
+        cells.sort(key=lambda cell: _mean(cell, "between"))
+        series[name] = [(_mean(cell, "between"), 100 * _mean(cell, "right")) for cell in cells]
+        intervals[name] = [_interval(cell) for cell in cells]
     text = f"codes along a chain · {', '.join(sorted({record['model'] for record in records}))}"
     files = charts.curves(
         series,
         title=text,
         across="distillations between two statements",
-        up="right, %",
+        up="right and 95 % interval, %",
         path=folder / "hops",
+        intervals=intervals,
         floor=0,
     )
     whole = f"{text}\n\n{table(records)}"

@@ -223,6 +223,7 @@ def _figures(
         up="hit rate, %",
         path=folder / "kept-hits",
         floor=0,
+        whole=True,
     )
     return files + charts.shades(
         places,

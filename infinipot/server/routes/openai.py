@@ -20,7 +20,7 @@ from infinipot.server.departure import while_here
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
 from infinipot.server.json_reply import JsonReply
-from infinipot.server.requests import Submission, chat_job, completion_jobs
+from infinipot.server.requests import Submission, chat_job, completion_jobs, policies_of
 from infinipot.server.responses import (
     DONE,
     STREAM_HEADERS,
@@ -66,7 +66,10 @@ async def model(name: str, service: ServiceDep) -> dict[str, Any]:
 
 
 def model_card(service: Service) -> dict[str, Any]:
+    """The model, the pot that it reads into, and how answers are sampled: the defaults of a
+    request."""
     config = service.settings.config
+    sampling = service.settings.sampling
     return {
         "id": service.name,
         "object": "model",
@@ -76,6 +79,14 @@ def model_card(service: Service) -> dict[str, Any]:
             "size": config.pot_size,
             "distill_to": config.mean_budget,
             "policy": config.policy.name,
+            "policies": policies_of(config),
+            "options": config.options,
+        },
+        "sampling": {
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
         },
     }
 

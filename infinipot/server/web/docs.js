@@ -1,5 +1,8 @@
 // The interface as openapi.json describes it. Nothing here comes from elsewhere.
 
+import { key } from "./server.js";
+import { trial } from "./try.js";
+
 const made = (tag, text = "", kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
 let schemas = {};
 
@@ -53,7 +56,7 @@ function section(path, method, operation) {
   const whole = made("details"), head = made("summary");
   head.append(made("span", method.toUpperCase(), "method"), made("code", path), made("span", ` ${operation.description || operation.summary}`, "note"));
   const given = (operation.parameters || []).map((one) => row(`${one.name} (${one.in})`, one.schema, one.required, one.description));
-  whole.append(head, ...table("Parameters", given), ...bodyOf(operation), ...responsesOf(operation));
+  whole.append(head, ...table("Parameters", given), ...bodyOf(operation), ...responsesOf(operation), trial(path, method, operation, meant));
   return whole;
 }
 
@@ -68,4 +71,7 @@ async function show() {
     for (const [method, operation] of Object.entries(operations)) place.append(section(path, method, operation));
 }
 
+const field = document.getElementById("key");
+field.value = key.get();
+field.addEventListener("input", () => key.set(field.value.trim()));
 show().catch((problem) => { document.getElementById("paths").textContent = problem.message; });
