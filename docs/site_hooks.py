@@ -6,6 +6,7 @@ README is the first page of the site. The other files that pages link to are cop
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links as they are on the site, where docs/ is the root."""
+def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
+    """Links as they are on the site, where docs/ is the root and pages have titles."""
     if page.file.src_uri in PAGES.values():
         markdown = re.sub(r"\]\(docs/", "](", markdown)
     else:
@@ -43,4 +44,19 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     for source, target in PAGES.items():
         if source != target:
             markdown = markdown.replace(f"]({source}", f"]({target}")
-    return markdown
+    # figures of one cell stay in one line
+    markdown = re.sub(r"(?<=\d) / (?=\d)", "\u00a0/\u00a0", markdown)
+    names = {target: title for title, target in titles(config.nav)}
+    return re.sub(
+        r"\[(?:docs/)?(\w+\.md)\]\(", lambda link: f"[{names.get(link[1], link[1])}](", markdown
+    )
+
+
+def titles(nav: Any) -> Iterator[tuple[str, str]]:
+    """Title and file of each page."""
+    for entry in nav:
+        for title, target in entry.items():
+            if isinstance(target, list):
+                yield from titles(target)
+            else:
+                yield title, target
