@@ -41,7 +41,7 @@ def save(drawing: Any, path: Path) -> list[Path]:
 
 
 def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -> list[Path]:
-    """One panel per method: lengths across, depths down, colours from red to green.
+    """One panel per method: lengths across, depths down, colours from dark to light.
 
     label: a function that turns a length into the text below its column.
     """
@@ -85,7 +85,7 @@ def heat_map(
 
     Returns the image, for a colour bar.
     """
-    colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
+    colors = need("matplotlib", "a figure", EVAL).colormaps["cividis"].with_extremes(bad=NOTHING)
     values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
     grid = [[math.nan if value is None else value for value in row] for row in values]
     image = axis.imshow(grid, cmap=colors, vmin=0, vmax=1, aspect="auto")
@@ -102,10 +102,7 @@ def heat_map(
             if value is None:
                 axis.text(x, y, "–", color=DARK, **style)
             else:
-                if 0.2 < value < 0.85:
-                    color = DARK
-                else:
-                    color = "white"
+                color = DARK if value > 0.55 else "white"
                 axis.text(x, y, f"{100 * value:.0f}", color=color, **style)
     return image
 
