@@ -155,7 +155,9 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
     )
 
 
-OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay", "sentences")
+OBSERVABLE = (
+    "novelty", "catalyst", "received", "newest", "queries", "module", "replay", "sentences"
+)  # fmt: skip
 
 
 def checked_needs(policy: Policy) -> frozenset[str]:
@@ -164,10 +166,16 @@ def checked_needs(policy: Policy) -> frozenset[str]:
     needs = frozenset(policy.needs())
     for name in needs:
         known(f"observation in the needs of policy {policy.name!r}:", name, OBSERVABLE)
-    if "newest" in needs and not (isinstance(policy.window, int) and policy.window >= 1):
+    windowed = [name for name in ("newest", "queries") if name in needs]
+    if windowed and not (isinstance(policy.window, int) and policy.window >= 1):
         raise ValueError(
-            f"policy {policy.name!r} needs 'newest', with window={policy.window!r}: "
+            f"policy {policy.name!r} needs {windowed[0]!r}, with window={policy.window!r}: "
             "give it an option `window`, a whole number of at least 1"
+        )
+    if policy.stacks and {"queries", "module"} & needs:
+        raise ValueError(
+            f"policy {policy.name!r} sees several layers at once, and queries and modules belong to one: "
+            "leave `stacks` out"
         )
     if "replay" in needs:  # the text is read again after the catalyst
         needs |= {"catalyst"}

@@ -24,7 +24,7 @@ from infinipot.model.runner import ModelRunner
 from infinipot.text.sentences import ends_for
 
 Progress = Callable[[], None]
-LATE = frozenset({"newest", "received"})
+LATE = frozenset({"newest", "queries", "received"})
 """Needs of a policy for which layers keep attention statistics during reading."""
 
 
@@ -279,7 +279,7 @@ def layout_of(config: PotConfig, plan: Plan) -> Layout:
     attention_stats = None
     if LATE & plan.needs:
         window = 0
-        if "newest" in plan.needs:
+        if {"newest", "queries"} & plan.needs:
             window = plan.window
         attention_stats = AttentionStats("received" in plan.needs, window)
     layout = Layout(

@@ -92,6 +92,7 @@ class ModelRunner:
             self._find_output()
             self.rotations_by_size: dict[int, list[Rotation | None]] = {}
             self.scorings: dict[int, Scoring] = {}
+            self.attention_modules: dict[int, nn.Module] = {}
             self.alike = False
             pot = self.new_pot(Layout(2))
             heads: dict[int, int] = {}
@@ -234,7 +235,7 @@ class ModelRunner:
         positions = torch.stack(
             [torch.arange(pot.length, pot.length + count, device=ids.device) for pot in pots]
         )
-        forwards = [PotForward(pot, observe, self.scorings) for pot in pots]
+        forwards = [PotForward(pot, observe, self.scorings, self.attention_modules) for pot in pots]
         cache: Pot | BatchedCache = pots[0]
         worker: Worker = forwards[0]
         if len(pots) > 1:
@@ -258,7 +259,7 @@ class ModelRunner:
         Runs the model's own forward, with stand-ins for its trunk and, for columns, its output layer.
         """
         ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        with at_work(self.model, PotForward(None, None, {})), self._stand_ins(hidden, columns):
+        with at_work(self.model, PotForward(None, None, {}, {})), self._stand_ins(hidden, columns):
             return self.model(input_ids=ids, use_cache=False, return_dict=True).logits
 
     @contextmanager
