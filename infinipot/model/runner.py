@@ -1,5 +1,4 @@
-"""Run a model over a pot: its trunk reads tokens into the pot, its head predicts from hidden
-states."""
+"""Run a model over a pot: its trunk reads tokens, its head predicts from hidden states."""
 
 from __future__ import annotations
 
@@ -70,6 +69,7 @@ class ModelRunner:
                 f"device_map): {offloaded[0]}, ... A pot needs them all: load the model without "
                 "offloading, in a smaller dtype, or take a smaller model"
             )
+        self.attention_modules: dict[int, nn.Module] = {}
         # another thread may be using this model, with parts of it replaced
         with IN_USE:
             self._inspect(model)
@@ -92,7 +92,6 @@ class ModelRunner:
             self._find_output()
             self.rotations_by_size: dict[int, list[Rotation | None]] = {}
             self.scorings: dict[int, Scoring] = {}
-            self.attention_modules: dict[int, nn.Module] = {}
             self.alike = False
             pot = self.new_pot(Layout(2))
             heads: dict[int, int] = {}
