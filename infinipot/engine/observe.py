@@ -226,28 +226,14 @@ class Watcher:
         layer: Any = pot.bounded[place]
         number = pot.layers.index(layer)
         own = self.plan.layers[place]
-        needs = self.plan.needs
         free = slice(pot.pinned, layer.length)
         index, novelty = described
         observed: dict[str, Any] = {
             name: by_layer[number][..., free] for name, by_layer in prompted.items()
         }
-        if "novelty" in needs:
+        if "novelty" in self.plan.needs:
             observed["novelty"] = novelty[..., free]
-        if layer.past is not None:
-            observed["past"] = layer.past[..., pot.pinned :]
-        window = 0
-        if "received" in needs:
-            observed["received"] = self.received(layer)[..., free]
-        if "newest" in needs:
-            newest, window = self.newest(pot, number, own.recent)
-            observed["newest"] = newest[..., free]
-        if "sentences" in needs:
-            observed["sentences"] = self.sentences(pot)
-        if "queries" in needs:
-            observed["queries"] = layer.attention_stats.queries
-        if "module" in needs:
-            observed["module"] = self.runner.attention_modules[number]
+        observed |= self.attending(pot, number, own.recent)
         return Observation(
             keys=layer.slots[0].read(pot.pinned, layer.length),
             values=layer.read_values(pot.pinned, layer.length),
@@ -257,8 +243,29 @@ class Watcher:
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
-            window=window,
             pool=own.pool,
             pool_mode=own.pool_mode,
             **observed,
         )
+
+    def attending(self, pot: Pot, number: int, recent: int) -> dict[str, Any]:
+        """Fields of an observation that stay with a layer while it reads: earlier scores, attention,
+        queries, and its module."""
+        layer: Any = pot.layers[number]
+        needs = self.plan.needs
+        free = slice(pot.pinned, layer.length)
+        observed: dict[str, Any] = {}
+        if layer.past is not None:
+            observed["past"] = layer.past[..., pot.pinned :]
+        if "received" in needs:
+            observed["received"] = self.received(layer)[..., free]
+        if "newest" in needs:
+            newest, observed["window"] = self.newest(pot, number, recent)
+            observed["newest"] = newest[..., free]
+        if "sentences" in needs:
+            observed["sentences"] = self.sentences(pot)
+        if "queries" in needs:
+            observed["queries"] = layer.attention_stats.queries
+        if "module" in needs:
+            observed["module"] = self.runner.attention_modules[number]
+        return observed
