@@ -194,9 +194,15 @@ def test_one_page_shows_all_methods_and_tasks(
     only(monkeypatch, "niah_single_1")
     monkeypatch.setattr("infinipot.eval.charts.heat_maps", lambda *_: [])  # test_needle.py has them
     monkeypatch.setattr("sys.argv", ["infinipot", "compare", "streaming"])
+    loaded = []
+    real = Replica.__init__
+    monkeypatch.setattr(
+        Replica, "__init__", lambda own, *args: (loaded.append(own), real(own, *args))[1]
+    )
     out = tmp_path / "out"
     args = arguments(tiny, prose, out, write_rows(tmp_path))
     assert main(args) == 0
+    assert len(loaded) == 1, "one model for all tasks"
     shown = capsys.readouterr().out
     page = (out / "compare.md").read_text()
     assert shown.rstrip("\n") in page
