@@ -150,6 +150,7 @@ def write(parts: Sequence[Part], records: Sequence[Record], out: Path) -> tuple[
         table(parts).rstrip("\n"),
         "Scores from 0 to 100, with 95 % intervals. Every method reads the same texts, and only what "
         f"every method has answered counts. Answers of each method: {counts(panels)}. "
+        "A score without an interval has a task with a single text. "
         f"Filled marks are methods of InfiniPot.",
         f"## Methods\n\n{methods_table(records)}".rstrip("\n"),
     ]
