@@ -10,7 +10,7 @@ MEETS = cache engine model text server/test_server.py server/test_server_clients
 	test_faults.py test_files.py test_generation.py test_known_faults.py test_session.py
 TESTS = $(if $(OLDEST),$(addprefix tests/,$(MEETS)),)
 
-.PHONY: demo test quantised ray lint types check docs dist clean
+.PHONY: demo test quantised ray lint types check docs site dist clean
 demo: $(VENV)/user
 	@$(BIN)/python demo/demo.py
 
@@ -42,6 +42,15 @@ docs: $(VENV)/ready
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_options.py
 
+# the documentation as a site, in dist/site: strict, so a link to nowhere fails. An environment of its own, without torch
+site: $(VENV)-site/ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)-site/bin/python -m mkdocs build --strict --quiet
+
+$(VENV)-site/ready: docs/requirements.txt
+	$(PYTHON) -m venv $(VENV)-site
+	$(VENV)-site/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/requirements.txt
+	@touch $@
+
 # wheel and sdist, and the wheel tried in an environment of its own
 dist: $(VENV)/ready
 	rm -rf dist
@@ -67,4 +76,4 @@ $(VENV)/ready: $(VENV)/user
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) $(VENV)-site .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -96,18 +96,18 @@ def questions_later() -> list[str]:
     return table(head, rows)
 
 
-@block
-def questions_later_readme() -> list[str]:
-    share = [
-        f"{document_mean(m, True) / document_mean('full', True):.2f}"
-        for m in ("infinipot", "keydiff", f"infinipot{GENERAL}", "truncate")
-    ]
-    facts = [facts_found(name, 128 * K) for name in ("outliers", "keydiff", f"infinipot{GENERAL}")]
+def later_row() -> list[str]:
+    whole = document_mean("full", True)
+    ours, general, cut = (
+        document_mean(name, True) / whole
+        for name in ("infinipot", f"infinipot{GENERAL}", "truncate")
+    )
     return [
-        "| questions that come after reading, pot 4,096, Qwen2.5-Coder-1.5B | the default | `keydiff` | general catalyst | `truncate` |",
-        "|---|---|---|---|---|",
-        f"| long chats (LoCoMo), share of full context | {' | '.join(share)} |",
-        f"| natural facts in novels of 131K tokens | {' | '.join(facts)} | |",
+        "questions asked after reading, Qwen2.5-Coder-1.5B, pot 4,096",
+        f"long conversations: {ours:.2f} of full context's score (general catalyst {general:.2f}, truncation "
+        f"{cut:.2f}); facts in novels of 131K tokens: {facts_found('outliers', 128 * K)} (general catalyst "
+        f"{facts_found(f'infinipot{GENERAL}', 128 * K)}, KeyDiff {facts_found('keydiff', 128 * K)})",
+        "`infinipot eval documents`, `infinipot needle --kind facts`",
     ]
 
 
@@ -732,42 +732,54 @@ def beyond_the_window() -> list[str]:
     return table(("perplexity from token", *places), rows)
 
 
-# ---------------------------------------------------------------- README
+# ---------------------------------------------------------------- README, and results in short
+
+
+@block
+def at_a_glance() -> list[str]:
+    """The rows of `measured` that README shows, without commands."""
+    rows = measured_rows()
+    return table(("what", "figure"), [rows[number][:2] for number in AT_A_GLANCE])
+
+
+AT_A_GLANCE = (0, 2, 3, 5, 6, 10)
 
 
 @block
 def measured() -> list[str]:
+    return table(("what", "figure", "command"), measured_rows())
+
+
+def measured_rows() -> list[list[str]]:
     flat = records("flat_memory")[-1]
     growth = flat["rows"][1]["peak_rss_bytes"] / flat["rows"][0]["peak_rss_bytes"]
-    return table(
-        ("what", "figure", "command"),
+    return [
         [
-            [
-                "a pass key in 131,072 tokens of essays, Qwen2.5-Coder-0.5B, pot 4,096, held out",
-                f"question known: found {found_text(needles(DEFAULT, (1, 2)), 128 * K)} times; unknown, "
-                f"`--preset facts`: {found_text(needles(FACTS, (1,)), 128 * K)}",
-                "`infinipot needle`",
-            ],
-            [
-                "the same in 1,048,576 tokens",
-                f"question known: {found_text(needles(DEFAULT, (1, 2)), K * K)}; unknown: "
-                f"{found_text(needles(FACTS, (1,)), K * K)}",
-                "`infinipot needle`",
-            ],
-            [
-                "eleven RULER tasks at 16,384 tokens, the same model and pot, question known, held out",
-                f"{ruler_mean(DEFAULT) / ruler_mean('full'):.2f} of full context's score",
-                "`infinipot eval lm`",
-            ],
-            [
-                "peak memory of the process over 131,138 tokens, relative to 16,444",
-                f"{growth:.4f}",
-                "`python benchmarks/flat_memory.py`",
-            ],
-            demo_row(),
-            *measured_speed(),
+            "a pass key in 131,072 tokens of essays, Qwen2.5-Coder-0.5B, pot 4,096, held out",
+            f"question known: found {found_text(needles(DEFAULT, (1, 2)), 128 * K)} times; unknown, "
+            f"`--preset facts`: {found_text(needles(FACTS, (1,)), 128 * K)}",
+            "`infinipot needle`",
         ],
-    )
+        [
+            "the same in 1,048,576 tokens",
+            f"question known: {found_text(needles(DEFAULT, (1, 2)), K * K)}; unknown: "
+            f"{found_text(needles(FACTS, (1,)), K * K)}",
+            "`infinipot needle`",
+        ],
+        [
+            "eleven RULER tasks at 16,384 tokens, the same model and pot, question known, held out",
+            f"{ruler_mean(DEFAULT) / ruler_mean('full'):.2f} of full context's score",
+            "`infinipot eval lm`",
+        ],
+        later_row(),
+        [
+            "peak memory of the process over 131,138 tokens, relative to 16,444",
+            f"{growth:.4f}",
+            "`python benchmarks/flat_memory.py`",
+        ],
+        demo_row(),
+        *measured_speed(),
+    ]
 
 
 def demo_row() -> list[str]:
@@ -827,7 +839,7 @@ def measured_speed() -> list[list[str]]:
             "`infinipot bench qwen2.5-0.5b-shape --compare stock`",
         ],
         [
-            "SmolLM2 on the two CPU cores, pot 2,048, relative to stock transformers",
+            "SmolLM2 on two cores of an AMD EPYC, pot 2,048, relative to stock transformers",
             f"reading 1K {ratio(K, 'prefill_tps')}, 8K {ratio(8 * K, 'prefill_tps')} and 32K "
             f"{ratio(32 * K, 'prefill_tps')} times as fast; decoding behind 1K {ratio(K, 'decode_tps')}, behind 16K "
             f"{ratio(16 * K, 'decode_tps')}; peak at 32K {gigabytes(cpu[32 * K, 'pot']['peak_bytes'], 2)} GB "

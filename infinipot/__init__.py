@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["PotConfig", "PotFileError", "Sampling", "Session", "Stats", "generate", "load"]
 
 _HOMES = {
@@ -13,7 +13,7 @@ _HOMES = {
     "PotFileError": "pot_file",
     "Sampling": "config",
     "Session": "session",
-    "Stats": "engine.reader",
+    "Stats": "engine.stats",
     "generate": "custom_generate",
     "load": "model.load",
 }
@@ -21,7 +21,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from infinipot.config import PotConfig, Sampling
     from infinipot.custom_generate import generate
-    from infinipot.engine.reader import Stats
+    from infinipot.engine.stats import Stats
     from infinipot.model.load import load
     from infinipot.pot_file import PotFileError
     from infinipot.session import Session

@@ -22,7 +22,12 @@ def need(module: str, what: str, install: str) -> Any:
         ) from None
 
 
-EVAL = "'infinipot[eval]'"
-LM = "'infinipot[lm]'"
-RAY = "'infinipot[ray]'"
-DOCUMENTS = "'infinipot[documents]'"
+def extra(names: str) -> str:
+    """What `pip install` takes for extras, from an index and in a checkout."""
+    return f"'infinipot[{names}]' (in a checkout: pip install '.[{names}]')"
+
+
+EVAL = extra("eval")
+LM = extra("lm")
+RAY = extra("ray")
+DOCUMENTS = extra("documents")

@@ -1,19 +1,25 @@
-"""What the documents say of tests is true: every test named in them exists, and every row of the models' table is run."""
+"""What the documents say is true: every test named exists, every row of the models' table is run, every link leads somewhere, every
+page stands on the site, and every message that troubleshooting explains is in the program."""
 
 from __future__ import annotations
 
+import ast
+import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from families import FAMILIES
+from modules import MODULES
 from multimodal import MULTIMODAL
 
 from infinipot import __version__
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted((*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"))
+PAGES = sorted((*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"))
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
@@ -52,3 +58,74 @@ def test_every_file_linked_exists(path: Path) -> None:
         assert (path.parent / target).exists(), (
             f"{path.name} links to {target}, which does not exist"
         )
+
+
+@functools.cache
+def anchors(path: Path) -> frozenset[str]:
+    """The names of a page's headings, as they stand behind # in a link."""
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", title).strip().lower() for title in titles]
+    return frozenset(re.sub(r"\s", "-", title) for title in words)
+
+
+def wrong_links(path: Path, text: str) -> Iterator[str]:
+    """Links of a page to files, or headings in pages, that do not exist."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = path
+        if name:
+            target = path.parent / name
+        if not target.exists() or (anchor and anchor not in anchors(target.resolve())):
+            yield link
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert [*wrong_links(path, text)] == []
+    for wrong in ("docs/nowhere.md", f"{path.name}#no-such-heading", "#no-such-heading"):
+        assert [*wrong_links(path, f"{text}\n[here]({wrong})\n")] == [wrong]
+
+
+def pages_in(nav: list[dict[str, object]]) -> Iterator[str]:
+    for entry in nav:
+        for target in entry.values():
+            if isinstance(target, list):
+                yield from pages_in(target)
+            else:
+                yield str(target)
+
+
+def test_every_page_stands_on_the_site() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    listed = [*pages_in(site["nav"])]
+    assert sorted(listed) == sorted(path.name.replace("README.md", "index.md") for path in PAGES)
+
+
+@functools.cache
+def program_texts() -> str:
+    """All texts of the program, one a line; what an f-string fills in is a line's end, too."""
+    found = []
+    for path in MODULES.values():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return "\n".join(found)
+
+
+def test_every_message_explained_is_in_the_program() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    messages, _, server = text.partition("## Server")
+    parts = [
+        part.strip()
+        for row in re.findall(r"^\| (`.+?`) \|", messages, re.MULTILINE)
+        for span in re.findall(r"`([^`]+)`", row)
+        for part in span.split("...")
+    ]
+    parts += re.findall(r"`([a-z]+_[a-z_]+)`", "".join(re.findall(r"^\| \d.*?\|", server, re.M)))
+    assert len(parts) > 50
+    assert [part for part in parts if part not in program_texts()] == []

@@ -109,20 +109,35 @@ def folder(tmp_path: Path) -> Path:
         needles("streaming", (4096, 8192, 16384, 32768))
         + needles("infinipot", (4096,), question="unknown"),
     )
-    write(tmp_path, "needle-more.jsonl", needles("infinipot:pool=13", (4096, 8192)))
+    options = {"pot_size": 1024, "distill_to": 512, "pool": 13}
+    write(
+        tmp_path,
+        "needle-more.jsonl",
+        needles("infinipot:pool=13", (4096, 8192), options=options)
+        + needles(
+            "infinipot:pool=13:distill_to=256", (4096,), options={**options, "distill_to": 256}
+        )
+        + needles(
+            "infinipot:pool=9:distill_to=128",
+            (131072,),
+            options={**options, "pool": 9, "distill_to": 128},
+        )
+        + needles("h2o", (65536,), model="large"),
+    )
     return tmp_path
 
 
 def test_both_panels(folder: Path) -> None:
     drawing = drawn(folder)
     assert (folder / "out" / "figure.png").read_bytes()[:4] == PNG
-    for part in ("large, bfloat16, a CPU", "pot of 4,096", "stock transformers", "stock runs out of memory here",
-                 ">small, pool 13<", "pot of 1,024, question known, 2 trials a cell", ">100<", ">50<", "90 %", ">8K<"):  # fmt: skip
+    for part in ("large, bfloat16, a CPU", "pot of 4,096", "stock transformers", "stock runs out of memory here", "95 % intervals",
+                 ">small, pots of 1,024, 512 survivors (others 256)<", ">infinipot, fewer survivors<", ">streaming<", ">8K<", ">32K<"):  # fmt: skip
         assert part in drawing, part
-    assert ">16K<" not in drawing  # streaming's
+    assert ">64K<" not in drawing and ">h2o<" not in drawing  # of another model
+    assert ">128K<" not in drawing  # other options than the number of survivors
     assert "first, bfloat16" not in drawing
     drawing = drawn(folder, "--bench", "first", "--needle", "unknown")
-    assert "first, bfloat16" in drawing and "question unknown" in drawing
+    assert "first, bfloat16" in drawing and "the question is not known" in drawing
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:

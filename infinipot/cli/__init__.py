@@ -15,7 +15,8 @@ from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interr
 
 # isort: off
 from infinipot.cli import generate, chat, distill, ask, info, policies, serve, bench  # noqa: F401
-from infinipot.cli import needle, plot, inspect, study, eval, documents, convert, plan  # noqa: F401
+from infinipot.cli import needle, compare, plot, inspect, study, eval  # noqa: F401
+from infinipot.cli import documents, convert, plan  # noqa: F401
 # isort: on
 # The imports add the commands to the app. Help lists them in this order.
 

@@ -36,11 +36,16 @@ evaluation = App(
 app.add_typer(evaluation, name="eval")
 
 
+LONGBENCH = (
+    "A folder with LongBench's .jsonl files (also .gz): unpack data.zip of "
+    "https://huggingface.co/datasets/THUDM/LongBench."
+)
+"""Where LongBench's rows come from. They are not part of this package."""
+
+
 def need_folder(data: Path | None, style: Path | None) -> None:
     if data is None and style is None:
-        raise BadUse(
-            "no rows: give the folder of LongBench's files with --data, or of others with --style"
-        )
+        raise BadUse(f"no rows: give them with --data, or others with --style. {LONGBENCH}")
 
 
 def rows(data: Path | None, style: Path | None, tasks: str | None) -> dict[str, list[Any]]:
@@ -95,7 +100,7 @@ def longbench(
     out: Out,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files (also .gz)."),
+        typer.Option(metavar="FOLDER", help=LONGBENCH),
     ] = None,
     style: Annotated[
         Path | None,

@@ -142,6 +142,10 @@ EXAMPLES = {
         "infinipot needle smollm2 -o results --lengths 4k --trials 2",
         "infinipot needle smollm2 -o results --policy full,streaming,infinipot --pot-size 1k",
     ),
+    "compare": (
+        "infinipot compare full streaming infinipot --tasks needle,ruler --budget 4k -o results",
+        "infinipot compare infinipot infinipot:preset=facts --question unknown -o results",
+    ),
     "plot": ("infinipot plot results", "infinipot plot benchmarks/results/bench.jsonl -o figures"),
     "inspect": (
         'infinipot inspect smollm2 -f book.txt -p "Who hid the letter?"',

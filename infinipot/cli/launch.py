@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import BadUse
+from infinipot.optional import extra
 
 if TYPE_CHECKING:
     from infinipot.server.ray.deploy import Cluster
@@ -57,8 +58,7 @@ def launch(options: CommandOptions, model: str, flags: Flags) -> None:
         from infinipot.server import process, service  # noqa: F401
     except ModuleNotFoundError as problem:
         raise BadUse(
-            f"the server needs {problem.name}, which is not installed: "
-            "pip install 'infinipot[serve]'"
+            f"the server needs {problem.name}, which is not installed: pip install {extra('serve')}"
         ) from None
     flags = set_up_logs(flags)
     settings = server_settings(options, flags)
@@ -243,8 +243,7 @@ def cluster(options: CommandOptions, flags: Flags) -> Cluster:
         from infinipot.server.ray.deploy import Cluster
     except ModuleNotFoundError as problem:
         raise BadUse(
-            f"--ray needs {problem.name}, which is not installed: "
-            "pip install 'infinipot[serve,ray]'"
+            f"--ray needs {problem.name}, which is not installed: pip install {extra('serve,ray')}"
         ) from None
     gpus = str(options["device"] or "cuda").startswith("cuda")
     return Cluster(str(flags.ray), replicas, flags.max_replicas, gpus=gpus)

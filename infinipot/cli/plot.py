@@ -12,6 +12,7 @@ from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse, put
 from infinipot.cli.options import ALWAYS
 from infinipot.cli.sweep import show
+from infinipot.optional import extra
 
 Results = Annotated[
     Path,
@@ -57,7 +58,7 @@ def plot_bench(results: Path, model: str | None, out: Path | None) -> None:
     try:
         from infinipot.bench import figure
     except ModuleNotFoundError as problem:
-        raise BadUse(f"plotting needs {problem.name}: pip install 'infinipot[plot]'") from problem
+        raise BadUse(f"plotting needs {problem.name}: pip install {extra('plot')}") from problem
     document = figure.latest(results, model)
     if out is None:
         stem = results.with_name(f"{results.stem}-{document['model']['name']}")

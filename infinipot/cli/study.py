@@ -10,7 +10,7 @@ import typer
 from infinipot.cli.app import Model, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
-from infinipot.cli.eval import check_metrics, rows
+from infinipot.cli.eval import LONGBENCH, check_metrics, rows
 from infinipot.cli.options import COMMON, POT
 from infinipot.cli.parsers import size_from
 from infinipot.cli.sweep import (
@@ -42,9 +42,7 @@ def study(
     model: Model,
     options: CommandOptions,
     out: Out,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="LongBench's own .jsonl files.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(metavar="FOLDER", help=LONGBENCH)] = None,
     style: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Rows in LongBench's style, reported apart."),

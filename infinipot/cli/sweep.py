@@ -88,6 +88,8 @@ class Sweep:
     methods: list[Method]
     options: CommandOptions
     out: Path
+    kept: list[Any] = dataclasses.field(default_factory=list)
+    """The model, once it is loaded, for commands with several sweeps."""
 
     def run(
         self, units: list[Any], task: Any, title: str, limit: int | None = None
@@ -119,12 +121,11 @@ class Sweep:
         """part: the shard and the limit. Returns the units that failed, and why."""
         from infinipot.eval.runner import sweep
 
-        workers = self.options["workers"] or 1
-        ray = self.options["ray"]
+        place = {"workers": self.options["workers"] or 1, "ray": self.options["ray"]}
         try:
             with interrupts.gently("stopping after this reading (Ctrl-C again leaves at once)"):
                 return sweep(
-                    units, results, self.model, progress=progress, workers=workers, ray=ray, **part
+                    units, results, self.model, progress=progress, kept=self.kept, **place, **part
                 )
         except Stopped:
             progress.close()

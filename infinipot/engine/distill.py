@@ -228,7 +228,7 @@ class Distiller:
         """Whether the policy needs the catalyst's attention and no other, and all layers can remove
         the catalyst without a trace. Sliding windows and state-space layers cannot."""
         needs = self.plan.needs
-        alone = "catalyst" in needs and not {"replay", "newest", "received"} & needs
+        alone = "catalyst" in needs and not {"replay", "newest", "queries", "received"} & needs
         return alone and all(type(layer) is PotLayer for layer in pot.layers)
 
     def read(

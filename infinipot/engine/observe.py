@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +48,14 @@ def observe(runner: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int =
     finally:
         pot.rollback(before)
     return results
+
+
+def rotate_to(layer: Any, x: Tensor, positions: Tensor) -> Tensor:
+    """x [B, heads, N, D] as this layer rotates queries and keys at positions [N]."""
+    if layer.rotation is None:
+        return x
+    rotated: Tensor = layer.rotation.rotate_beyond(x, positions)
+    return rotated
 
 
 @dataclass(frozen=True)
@@ -217,31 +226,46 @@ class Watcher:
         layer: Any = pot.bounded[place]
         number = pot.layers.index(layer)
         own = self.plan.layers[place]
-        needs = self.plan.needs
         free = slice(pot.pinned, layer.length)
         index, novelty = described
-        observed = {name: by_layer[number][..., free] for name, by_layer in prompted.items()}
-        if "novelty" in needs:
+        observed: dict[str, Any] = {
+            name: by_layer[number][..., free] for name, by_layer in prompted.items()
+        }
+        if "novelty" in self.plan.needs:
             observed["novelty"] = novelty[..., free]
-        if layer.past is not None:
-            observed["past"] = layer.past[..., pot.pinned :]
-        window = 0
-        if "received" in needs:
-            observed["received"] = self.received(layer)[..., free]
-        if "newest" in needs:
-            newest, window = self.newest(pot, number, own.recent)
-            observed["newest"] = newest[..., free]
-        if "sentences" in needs:
-            observed["sentences"] = self.sentences(pot)
+        observed |= self.attending(pot, number, own.recent)
         return Observation(
             keys=layer.slots[0].read(pot.pinned, layer.length),
             values=layer.read_values(pot.pinned, layer.length),
             rotate=lambda: layer.read_keys(0, layer.length)[:, :, free],
+            rotate_to=partial(rotate_to, layer),
+            position=layer.position,
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
-            window=window,
             pool=own.pool,
             pool_mode=own.pool_mode,
             **observed,
         )
+
+    def attending(self, pot: Pot, number: int, recent: int) -> dict[str, Any]:
+        """Fields of an observation that stay with a layer while it reads: earlier scores, attention,
+        queries, and its module."""
+        layer: Any = pot.layers[number]
+        needs = self.plan.needs
+        free = slice(pot.pinned, layer.length)
+        observed: dict[str, Any] = {}
+        if layer.past is not None:
+            observed["past"] = layer.past[..., pot.pinned :]
+        if "received" in needs:
+            observed["received"] = self.received(layer)[..., free]
+        if "newest" in needs:
+            newest, observed["window"] = self.newest(pot, number, recent)
+            observed["newest"] = newest[..., free]
+        if "sentences" in needs:
+            observed["sentences"] = self.sentences(pot)
+        if "queries" in needs:
+            observed["queries"] = layer.attention_stats.queries
+        if "module" in needs:
+            observed["module"] = self.runner.attention_modules[number]
+        return observed

@@ -19,7 +19,7 @@ from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
 from infinipot.scoring.selection import POOLINGS, apportion
 
-LATE = frozenset({"newest", "received"})
+LATE = frozenset({"newest", "queries", "received"})
 """Needs of a policy for which layers keep attention statistics during reading."""
 
 
@@ -162,7 +162,9 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
     )
 
 
-OBSERVABLE = ("novelty", "catalyst", "received", "newest", "replay", "sentences")
+OBSERVABLE = (
+    "novelty", "catalyst", "received", "newest", "queries", "module", "replay", "sentences"
+)  # fmt: skip
 
 
 def checked_needs(policy: Policy) -> frozenset[str]:
@@ -171,10 +173,16 @@ def checked_needs(policy: Policy) -> frozenset[str]:
     needs = frozenset(policy.needs())
     for name in needs:
         known(f"observation in the needs of policy {policy.name!r}:", name, OBSERVABLE)
-    if "newest" in needs and not (isinstance(policy.window, int) and policy.window >= 1):
+    windowed = [name for name in ("newest", "queries") if name in needs]
+    if windowed and not (isinstance(policy.window, int) and policy.window >= 1):
         raise ValueError(
-            f"policy {policy.name!r} needs 'newest', with window={policy.window!r}: "
+            f"policy {policy.name!r} needs {windowed[0]!r}, with window={policy.window!r}: "
             "give it an option `window`, a whole number of at least 1"
+        )
+    if policy.stacks and {"queries", "module"} & needs:
+        raise ValueError(
+            f"policy {policy.name!r} sees several layers at once, and queries and modules belong to one: "
+            "leave `stacks` out"
         )
     if "replay" in needs:  # the text is read again after the catalyst
         needs |= {"catalyst"}
@@ -216,7 +224,7 @@ def layout_of(config: PotConfig, plan: Plan) -> Layout:
     attention_stats = None
     if LATE & plan.needs:
         window = 0
-        if "newest" in plan.needs:
+        if {"newest", "queries"} & plan.needs:
             window = plan.window
         attention_stats = AttentionStats("received" in plan.needs, window)
     layout = Layout(

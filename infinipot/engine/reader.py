@@ -17,6 +17,7 @@ from infinipot.config import PotConfig
 from infinipot.engine.distill import Distiller, take
 from infinipot.engine.observe import ByLayer
 from infinipot.engine.plan import Plan, layout_of
+from infinipot.engine.stats import Stats
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
 from infinipot.model.runner import ModelRunner
@@ -27,29 +28,6 @@ Progress = Callable[[], None]
 
 class NoRoom(ValueError):
     """The sizes leave no room for the request."""
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counters of a session."""
-
-    tokens_read: int
-    """Tokens that the model has read: text, template, and the messages of a chat. With policy
-    `truncate` the end of the text waits for an answer, and counts when it has been read."""
-    tokens_skipped: int
-    """Tokens that the model does not read (policy `truncate`): the middle of the text, and what the
-    latest answer had no room for."""
-    entries: int
-    """Entries per layer and KV head now."""
-    peak_entries: int
-    """Most entries of a bounded layer at any moment, for any purpose."""
-    distillations: int
-    pot_bytes: int
-    """Bytes allocated for entries: raw keys, values, bookkeeping, and on a CPU a rotated copy of the keys."""
-    full_cache_bytes: int
-    """Bytes an ordinary cache of all that was read would take."""
-    timings: dict[str, float]
-    """Seconds: read_s (distillations included), distill_s, answer_s."""
 
 
 @dataclass(frozen=True)

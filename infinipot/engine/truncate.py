@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.config import PotConfig
-from infinipot.engine.reader import NoRoom, Progress, Reader, Stats
+from infinipot.engine.reader import NoRoom, Progress, Reader
+from infinipot.engine.stats import Stats
 from infinipot.model.runner import ModelRunner
 
 

@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from infinipot.optional import EVAL, need
 
@@ -42,7 +42,7 @@ def save(drawing: Any, path: Path) -> list[Path]:
 
 
 def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -> list[Path]:
-    """One panel per method: lengths across, depths down, colours from red to green.
+    """One panel per method: lengths across, depths down, colours from dark to light.
 
     label: a function that turns a length into the text below its column.
     """
@@ -86,7 +86,7 @@ def heat_map(
 
     Returns the image, for a colour bar.
     """
-    colors = need("matplotlib", "a figure", EVAL).colormaps["RdYlGn"].with_extremes(bad=NOTHING)
+    colors = need("matplotlib", "a figure", EVAL).colormaps["cividis"].with_extremes(bad=NOTHING)
     values = [[cells.get((depth, length)) for length in lengths] for depth in depths]
     grid = [[math.nan if value is None else value for value in row] for row in values]
     image = axis.imshow(grid, cmap=colors, vmin=0, vmax=1, aspect="auto")
@@ -103,10 +103,7 @@ def heat_map(
             if value is None:
                 axis.text(x, y, "–", color=DARK, **style)
             else:
-                if 0.2 < value < 0.85:
-                    color = DARK
-                else:
-                    color = "white"
+                color = DARK if value > 0.55 else "white"
                 axis.text(x, y, f"{100 * value:.0f}", color=color, **style)
     return image
 
@@ -230,6 +227,52 @@ def _errors(heights: Sequence[float], ends: Sequence[Interval | None]) -> list[l
         [height - low for height, (low, _) in pairs],
         [high - height for height, (_, high) in pairs],
     ]
+
+
+class Point(NamedTuple):
+    """A mean with its interval, 0 .. 100. answers: how many stand behind it."""
+
+    mean: float
+    low: float
+    high: float
+    answers: int
+
+
+def intervals(
+    panels: Mapping[str, Mapping[str, Point]], ours: Sequence[str], title: str, path: Path
+) -> list[Path]:
+    """Panels side by side: methods down, the mean with its interval across. ours: methods with
+    filled marks; others have hollow ones."""
+    labels = list(dict.fromkeys(label for points in panels.values() for label in points))
+    across = min(4, len(panels))
+    down = math.ceil(len(panels) / across)
+    drawing = figure(2.2 + 2.3 * across, 0.9 + down * (0.75 + 0.32 * len(labels)))
+    axes = drawing.subplots(down, across, squeeze=False, sharey=True)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (name, points) in zip(axes.flat, panels.items(), strict=False):
+        for place, label in enumerate(labels):
+            if label in points:
+                interval(axis, place, points[label], label in ours)
+        axis.set_yticks(range(len(labels)), [_wrapped(spoken(label), 26) for label in labels])
+        axis.set(xlim=(-3, 103), ylim=(len(labels) - 0.5, -0.5), title=_wrapped(name, 26))
+        axis.title.set_fontsize(10)
+        axis.grid(axis="x", color="#dddddd", linewidth=0.7)
+        axis.set_axisbelow(True)
+        axis.tick_params(axis="y", length=0)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    drawing.suptitle(_wrapped(title, 34 * across), fontsize=11)
+    drawing.supxlabel("score and 95 % interval; filled: InfiniPot's own", fontsize=9)
+    return save(drawing, path)
+
+
+def interval(axis: Any, place: int, point: Point, filled: bool) -> None:
+    """One method. Colours that differ in brightness, too (Okabe and Ito's)."""
+    color = "#0072b2" if filled else "#c4661f"
+    axis.plot((point.low, point.high), (place, place), color=color, linewidth=2)
+    face = color if filled else "white"
+    mark = "o" if filled else "s"
+    axis.plot(point.mean, place, mark, color=color, markerfacecolor=face, markersize=6.5)
 
 
 def _bar_number(value: float) -> str:

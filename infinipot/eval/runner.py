@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -141,6 +141,8 @@ class Placement:
     """Address of a Ray cluster; "local" for one on this machine."""
     replica: Replica | None = None
     """A loaded model, for one process."""
+    kept: list[Replica] = field(default_factory=list)
+    """Where one process keeps the model that it loads, for the next sweep."""
 
     def stream(self, units: list[Any], model: Model) -> Iterator[tuple[Any, Work]]:
         """Run the units, and yield each with its result."""
@@ -148,7 +150,9 @@ class Placement:
             return on_ray(units, model, self.ray)
         if self.workers > 1 and len(units) > 1:
             return in_processes(units, model, min(self.workers, len(units)))
-        return here(units, self.replica, model)
+        if self.replica is not None:
+            return here(units, [self.replica], model)
+        return here(units, self.kept, model)
 
 
 def sweep(
@@ -178,11 +182,11 @@ def sweep(
     return failed
 
 
-def here(units: list[Any], replica: Replica | None, model: Model) -> Iterator[tuple[Any, Work]]:
-    if units:
-        worker = replica or Replica(model)
-        for unit in units:
-            yield unit, worker.work(unit)
+def here(units: list[Any], kept: list[Replica], model: Model) -> Iterator[tuple[Any, Work]]:
+    if units and not kept:
+        kept.append(Replica(model))
+    for unit in units:
+        yield unit, kept[0].work(unit)
 
 
 _MAKE: list[Callable[[], Replica]] = []

@@ -92,7 +92,15 @@ def place(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
     return float([words(name) for name in named] == [words(answer)])
 
 
+def parts(prediction: str, answer: str, classes: Sequence[str] = ()) -> float:
+    """The share of the answer's parts, which stand between semicolons, that the prediction holds. Case
+    does not count (RULER's string_match_all)."""
+    wanted = [part.strip().lower() for part in answer.split(";") if part.strip()]
+    said = prediction.lower()
+    return sum(part in said for part in wanted) / max(1, len(wanted))
+
+
 ALL_METRICS: dict[str, Metric] = {
     **METRICS,
-    **{metric.__name__: metric for metric in (contains, exact, choice, place)},
+    **{metric.__name__: metric for metric in (contains, exact, choice, place, parts)},
 }

@@ -32,7 +32,7 @@ def paired_difference(
     first, second: task -> row -> score. Every row is drawn by itself; otherwise as
     `grouped_difference`.
     """
-    return grouped_difference(_each_alone(first), _each_alone(second), rounds)
+    return grouped_difference(each_alone(first), each_alone(second), rounds)
 
 
 def mean_interval(
@@ -42,14 +42,6 @@ def mean_interval(
     task. scores: task -> row -> score."""
     nothing = {task: dict.fromkeys(rows, 0.0) for task, rows in scores.items()}
     return paired_difference(nothing, scores)
-
-
-def _each_alone(
-    scores: Mapping[str, Mapping[str, float]],
-) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        task: {row: {row: score} for row, score in rows.items()} for task, rows in scores.items()
-    }
 
 
 Grouped = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -86,6 +78,24 @@ def grouped_difference(
         samples += sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     low, high = np.quantile(samples / len(gaps), [0.025, 0.975])
     return float(np.mean(means)), (float(low), float(high))
+
+
+def grouped_mean(scores: Grouped) -> tuple[float, tuple[float, float] | None]:
+    """The mean of task means over all questions, with an interval, as `grouped_difference`."""
+    nothing = {
+        task: {name: dict.fromkeys(asked, 0.0) for name, asked in documents.items()}
+        for task, documents in scores.items()
+    }
+    return grouped_difference(nothing, scores)
+
+
+def each_alone(
+    scores: Mapping[str, Mapping[str, float]],
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Task -> row -> score as task -> document -> question -> score: each row is a document."""
+    return {
+        task: {row: {row: score} for row, score in rows.items()} for task, rows in scores.items()
+    }
 
 
 def _gaps(

@@ -32,10 +32,18 @@ class Observer:
 class PotForward(Worker):
     """A forward pass over one pot."""
 
-    def __init__(self, pot: Any, observer: Observer | None, scorings: dict[int, Scoring]) -> None:
+    def __init__(
+        self,
+        pot: Any,
+        observer: Observer | None,
+        scorings: dict[int, Scoring],
+        modules: dict[int, nn.Module],
+    ) -> None:
+        """scorings, modules: get those of each bounded layer, by its number."""
         self.pot = pot
         self.observer = observer or Observer(lambda *look: None)
         self.scorings = scorings
+        self.modules = modules
         self.masks: dict[Visible, Tensor | None] = {}
 
     def attend(
@@ -62,6 +70,7 @@ class PotForward(Worker):
         query, key, value = qkv
         scoring = Scoring(scaling, options.get("softcap"), options.get("s_aux"))
         self.scorings[number] = scoring
+        self.modules[number] = module
         layer.note_attention(raw, query, key, scoring)
         hidden = (0, 0)
         if self.observer.alone:

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from infinipot import compat
 from infinipot.checks import EMBEDDED, ModelWarning, check_model_name, known
 from infinipot.model.folder import check_file, gguf_of
-from infinipot.model.gguf import load_gguf
-from infinipot.model.pretrained import check_numbers, load_pretrained
+from infinipot.model.gguf import gguf_tokenizer, load_gguf
+from infinipot.model.pretrained import check_numbers, load_pretrained, pretrained_tokenizer
 from infinipot.model.quantizer import WEIGHTS
 
 if TYPE_CHECKING:
@@ -145,6 +145,14 @@ def load(
     network = network.to(place).eval()
     check_numbers(model, network)
     return network, tokenizer
+
+
+def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, without its weights. model, errors: as in `load`."""
+    source = found(model)
+    if isinstance(source, Path) and source.is_file():
+        return gguf_tokenizer(source)
+    return pretrained_tokenizer(source)
 
 
 def found(model: str) -> Path | str:

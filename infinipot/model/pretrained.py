@@ -89,6 +89,17 @@ def load_pretrained(
     return model, tokenizer
 
 
+def pretrained_tokenizer(source: Path | str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or of a Hub id (str). Raises OSError or ValueError."""
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source, trust_remote_code=False
+        )
+    except Exception as problem:
+        raise error_of(source, problem) from problem
+    return tokenizer
+
+
 def stays_as_it_is(source: Path | str, config: Any, weights: str | None) -> bool:
     """Whether the weights are loaded as they are stored. Refuses another kind of weights for a model
     that is quantised already."""

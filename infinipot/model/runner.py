@@ -1,5 +1,4 @@
-"""Run a model over a pot: its trunk reads tokens into the pot, its head predicts from hidden
-states."""
+"""Run a model over a pot: its trunk reads tokens, its head predicts from hidden states."""
 
 from __future__ import annotations
 
@@ -70,6 +69,7 @@ class ModelRunner:
                 f"device_map): {offloaded[0]}, ... A pot needs them all: load the model without "
                 "offloading, in a smaller dtype, or take a smaller model"
             )
+        self.attention_modules: dict[int, nn.Module] = {}
         # another thread may be using this model, with parts of it replaced
         with IN_USE:
             self._inspect(model)
@@ -234,7 +234,7 @@ class ModelRunner:
         positions = torch.stack(
             [torch.arange(pot.length, pot.length + count, device=ids.device) for pot in pots]
         )
-        forwards = [PotForward(pot, observe, self.scorings) for pot in pots]
+        forwards = [PotForward(pot, observe, self.scorings, self.attention_modules) for pot in pots]
         cache: Pot | BatchedCache = pots[0]
         worker: Worker = forwards[0]
         if len(pots) > 1:
@@ -258,7 +258,7 @@ class ModelRunner:
         Runs the model's own forward, with stand-ins for its trunk and, for columns, its output layer.
         """
         ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        with at_work(self.model, PotForward(None, None, {})), self._stand_ins(hidden, columns):
+        with at_work(self.model, PotForward(None, None, {}, {})), self._stand_ins(hidden, columns):
             return self.model(input_ids=ids, use_cache=False, return_dict=True).logits
 
     @contextmanager

@@ -6,11 +6,11 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from infinipot.scoring.selection import choose, pool
 
@@ -32,12 +32,17 @@ class Observation:
     catalyst         [B, K, P]     CaP representativeness: attention from all rows of the catalyst, summed
     received         [B, K, P]     attention from all tokens read since the entry, summed
     newest           [B, K, P]     attention from the newest `window` tokens, summed
+    queries          [B, H, W, D]  queries of the newest W tokens before rotary embedding, W at most `window` of
+                                   the policy, H query heads; newest last
+    module                         the layer's attention module, with its projections (transformers)
     replay           [B, K, P]     maximum attention from any row, while the text is read again
     sentences        [F]           number of the sentence of each token since the last distillation, int64
     past             [B, K, S]     scores of the first S entries at the last distillation; None if not stored
     sinks, recent                  number of first and of last entries that must stay
     window                         number of tokens in `newest`
     pool, pool_mode                smoothing of scores along the slots
+    position                       position of the next token
+    rotate_to(x, positions)        x [B, heads, N, D] with the rotary embedding of positions [N]
 
     Attention is float32, reduced to KV heads. Fields that are not in `Policy.needs` are None.
     """
@@ -50,6 +55,8 @@ class Observation:
     catalyst: Tensor | None = None
     received: Tensor | None = None
     newest: Tensor | None = None
+    queries: Tensor | None = None
+    module: nn.Module | None = None
     replay: Tensor | None = None
     sentences: Tensor | None = None
     past: Tensor | None = None
@@ -58,6 +65,8 @@ class Observation:
     window: int = 0
     pool: int = 0
     pool_mode: str = "avg"
+    position: int = 0
+    rotate_to: Callable[[Tensor, Tensor], Tensor] = field(default=lambda x, positions: x)
 
     @property
     def rotated(self) -> Tensor:
@@ -180,7 +189,7 @@ class Policy:
 
     def needs(self) -> frozenset[str]:
         """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",
-        "replay", "sentences"}."""
+        "queries", "module", "replay", "sentences"}."""
         return frozenset()
 
     def default_recent(self, budget: int) -> int:

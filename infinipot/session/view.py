@@ -10,7 +10,8 @@ from torch import Tensor
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
 from infinipot.engine.plan import Plan
-from infinipot.engine.reader import Reader, Stats
+from infinipot.engine.reader import Reader
+from infinipot.engine.stats import Stats
 from infinipot.model.runner import ModelRunner
 from infinipot.text.chat_template import Dialogue
 

@@ -543,7 +543,7 @@ def test_the_command_from_rows_to_prediction_files(
 @pytest.mark.parametrize(
     ("args", "part"),
     [
-        ([], "give the folder of LongBench's files"),
+        ([], "unpack data.zip of https://huggingface.co/datasets/THUDM/LongBench"),
         (["--data", "no/such"], "there is no folder no/such"),
         (["--data", "DATA", "--tasks", "trek"], "did you mean 'trec'"),
         (["--data", "DATA", "--half", "left"], "even or odd"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers import Killed
 
+from infinipot import __version__
 from infinipot.cli import main
 from infinipot.eval import report
 from infinipot.eval.methods import method, methods
@@ -442,7 +443,7 @@ def test_the_command_writes_table_and_figures(
     assert f"written: {out}/needle-number-" in said
     for ending in (".png", ".svg"):
         assert len(list(out.glob(f"needle-number-*{ending}"))) == 1
-    assert "0.1.0" in (out / "runs.jsonl").read_text()
+    assert f'"{__version__}"' in (out / "runs.jsonl").read_text()
     before = contents(out)
     assert main([*args, "--json"]) == 0
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [

@@ -125,7 +125,7 @@ def test_defaults_by_size() -> None:
     assert recent == {
         **{key: [0, 0, 0] for key in POLICIES},
         "infinipot": [0, 2, 8],
-        "ranked": [0, 2, 8],
+        "outliers": [0, 2, 8],
         "h2o": [3, 12, 50],
         "snapkv": [3, 12, 32],
     }
@@ -136,9 +136,7 @@ def test_defaults_by_size() -> None:
         **dict.fromkeys(POLICIES, (0, "avg")),
         "infinipot": (45, "trailing"),
         "snapkv": (7, "max"),
-        "ranked": (7, "avg"),
     }
-    assert POLICIES["ranked"](sentences="max").smoothing(100, None) == (0, "avg")
     infinipot = POLICIES["infinipot"]
     assert infinipot().smoothing(3072, "question") == (45, "trailing")
     assert (
@@ -156,7 +154,7 @@ def test_what_policies_need() -> None:
         **{key: set() for key in POLICIES},
         "infinipot": {"novelty", "catalyst"},
         "h2o": {"received"},
-        "ranked": {"novelty"},
+        "outliers": {"novelty", "sentences"},
         "tova": {"newest"},
         "snapkv": {"newest"},
         "sirllm": {"novelty"},
@@ -164,6 +162,7 @@ def test_what_policies_need() -> None:
     }
     assert POLICIES["infinipot"](novelty=0).needs() == {"catalyst"}
     assert POLICIES["infinipot"](novelty=1).needs() == {"novelty"}
+    assert POLICIES["outliers"](by_novelty=0, by_sentence=0).needs() == set()
     assert [name for name, policy in POLICIES.items() if policy().chooses_by_layer] == []
 
 

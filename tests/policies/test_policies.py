@@ -39,6 +39,7 @@ def observation(entries: int = 40, **options) -> Observation:
         rotate=lambda: keys.flip(-1),
         index=index,
         novelty=novelty,
+        sentences=torch.arange(entries) // 5,
         **attention,
         **options,
     )

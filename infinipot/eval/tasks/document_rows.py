@@ -37,6 +37,7 @@ MAX_TOKENS = {
     "code": 64,
     "f1": 64,
     "f1_zh": 64,
+    "parts": 128,
     "rouge": 256,
     "rouge_zh": 256,
 }
