@@ -1,10 +1,11 @@
 """How fast the engine reads and answers, without the server: texts of several lengths, and answers
 alone and together, in one warm process. `infinipot bench` compares; this shows many batch sizes.
 
-    python benchmarks/engine_speed.py [SHAPE] [--lengths 8192,32768] [--batches 1,8,64]
+    python benchmarks/engine_speed.py [SHAPE] [--lengths 8192,32768] [--batches 1,8,64] [--shares]
 
 SHAPE: a model with random weights, from `infinipot.bench.shapes.SHAPES`. Each length is read twice,
-since the first reading makes the recordings.
+since the first reading makes the recordings; the peak is that of the second. --shares: how much of the
+kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty.
 """
 
 from __future__ import annotations
@@ -36,12 +37,52 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def reading(runner: ModelRunner, config: PotConfig, ids: list[int]) -> float:
-    """Tokens/s of one text in a new session, question known."""
+def reading(runner: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[float, int]:
+    """Tokens/s of one text in a new session, question known, and the peak of the GPU's memory in
+    bytes (0 on a CPU)."""
     session = Session(runner, None, config)
+    peak = 0
+    if runner.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(runner.device)
     started = clock(runner.device)
     session.append(ids, question=ids[:CATALYST])
-    return len(ids) / (clock(runner.device) - started)
+    seconds = clock(runner.device) - started
+    if runner.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(runner.device)
+    return len(ids) / seconds, peak
+
+
+PARTS = {
+    "scores": ("catalyst_part", "catalyst_join"),
+    "selection": ("choose",),
+    "compaction": ("compact",),
+}
+"""Names of the kernels of a distillation."""
+
+
+def shares(session: Session, ids: list[int]) -> dict[str, float]:
+    """The share of each part of distillations in the kernels' time, while ids are read. Novelty has no
+    kernels of its own: it is measured apart, for as many tokens."""
+    runner = session.runner
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        session.append(ids, question=ids[:CATALYST])
+        clock(runner.device)
+    taken = {event.key: event.self_device_time_total for event in profile.key_averages()}
+    total = sum(taken.values())
+    found = {
+        part: sum(taken.get(name, 0) for name in names) / total for part, names in PARTS.items()
+    }
+    hidden = torch.randn(
+        1, len(ids), runner.model.config.hidden_size, dtype=runner.model.dtype, device=runner.device
+    )
+    rows = torch.tensor([ids], device=runner.device)
+    with torch.profiler.profile(activities=activities) as profile:
+        for states, part in zip(hidden.split(1024, dim=1), rows.split(1024, dim=1), strict=True):
+            runner.novelty(states, part)
+        clock(runner.device)
+    found["novelty"] = sum(x.self_device_time_total for x in profile.key_averages()) / total
+    return {part: round(share, 4) for part, share in found.items()}
 
 
 def answering(session: Session, count: int, steps: int) -> float:
@@ -74,15 +115,19 @@ def main() -> None:
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--pot-size", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--shares", action="store_true")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     runner = ModelRunner(shaped(args.shape, device=device))
     config = PotConfig(pot_size=args.pot_size)
     chance = random.Random(0)
     read: dict[str, list[float]] = {}
+    peaks: dict[str, int] = {}
     for length in map(int, args.lengths.split(",")):
         ids = chance.choices(range(runner.vocabulary), k=length)
-        read[str(length)] = [round(reading(runner, config, ids)) for _ in range(2)]
+        both = [reading(runner, config, ids) for _ in range(2)]
+        read[str(length)] = [round(speed) for speed, _ in both]
+        peaks[str(length)] = both[-1][1]
     session = Session(runner, None, config)
     ids = chance.choices(range(runner.vocabulary), k=2 * args.pot_size)
     session.append(ids, question=ids[:CATALYST])
@@ -90,15 +135,16 @@ def main() -> None:
         count: round(answering(session, int(count), args.steps))
         for count in args.batches.split(",")
     }
-    keep(
-        "engine_speed",
-        {
-            "arguments": vars(args),
-            "reading_tps": read,
-            "answering_tps": answered,
-            "pot_bytes": session.stats.pot_bytes,
-        },
-    )
+    record = {
+        "arguments": vars(args),
+        "reading_tps": read,
+        "peak_bytes": peaks,
+        "answering_tps": answered,
+        "pot_bytes": session.stats.pot_bytes,
+    }
+    if args.shares:
+        record["shares"] = shares(session, ids)
+    keep("engine_speed", record)
 
 
 if __name__ == "__main__":

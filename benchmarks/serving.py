@@ -1,13 +1,15 @@
 """How fast a server answers many clients: times to the first token, between tokens, tokens/s, memory.
 
     python benchmarks/serving.py MODEL_OR_URL [--clients 1,8,32,64] [--prompt-tokens 4500]
-        [--output-tokens 128] [--turns 2] [--request-rate R] [--check] [--out FILE]
+        [--output-tokens 128] [--turns 2] [--request-rate R] [--upload-words N] [--check] [--out FILE]
 
 A URL is that of any OpenAI-compatible server (give `--model` if it has several). A model is served
 by `infinipot serve`, with --serve-options; `tiny` has random weights, and `fake` is no model at all:
 it shows what this client can take. Each client has a conversation of its own. All begin at once, or
 at random times, R a second on average. A turn sends the whole conversation and a new message. Texts
 are random words, so no two clients share any. Each holds a code that no other client may be told.
+--upload-words: a text of so many words is read into a named pot of `infinipot serve` meanwhile; the
+same without it says how long answers wait for it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -236,15 +239,56 @@ class Memory:
 # ---------------------------------------------------------------- one run
 
 
+class Upload:
+    """A text that the server reads into a named pot while the clients talk. seconds: how long that
+    took; None without one."""
+
+    POT = "serving-benchmark"
+    LEAD_S = 1.0
+    """Seconds of reading before the clients begin."""
+
+    def __init__(self, server: Server, text: str) -> None:
+        self.server = server
+        self.text = text
+        self.seconds: float | None = None
+
+    def _request(self, method: str, body: bytes | None = None) -> None:
+        headers = {"Content-Type": "text/plain"}
+        if self.server.key:
+            headers["Authorization"] = f"Bearer {self.server.key}"
+        url = f"{self.server.url}/v1/pots/{self.POT}"
+        request = urllib.request.Request(url, body, headers, method=method)
+        with urllib.request.urlopen(request, timeout=self.server.timeout_s) as reply:
+            reply.read()
+
+    def _send(self) -> None:
+        started = time.perf_counter()
+        self._request("PUT", self.text.encode())
+        self.seconds = time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        if not self.text:
+            yield
+            return
+        thread = threading.Thread(target=self._send, daemon=True)
+        thread.start()
+        time.sleep(self.LEAD_S)
+        yield
+        thread.join()
+        self._request("DELETE")
+
+
 def measure(server: Server, plan: Plan, count: int, args: argparse.Namespace) -> dict[str, Any]:
     """One run with `count` clients."""
     clients = [Client(number, plan, f"{args.seed} {count}") for number in range(1, count + 1)]
     memory = Memory(args.pid)
-    started = time.perf_counter()
+    upload = Upload(server, words(args.upload_words, random.Random(f"{args.seed} {count} upload")))
     cpu = time.process_time()
-    with memory.watched():
+    with memory.watched(), upload.going_on():
+        started = time.perf_counter()
         asyncio.run(load(server, plan, clients, args.request_rate))
-    seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started
     cpu = time.process_time() - cpu
     turns = [
         [client.answers[turn] for client in clients if len(client.answers) > turn]
@@ -260,6 +304,7 @@ def measure(server: Server, plan: Plan, count: int, args: argparse.Namespace) ->
         "cross_talk": cross_talk(clients),
         "rss_bytes": memory.rss_bytes,
         "device_mib": memory.device_mib,
+        "upload_s": upload.seconds,
         "benchmark_cpu": cpu / seconds,
         "events_per_cpu_s": sum(len(one.times) for one in answers) / cpu,
     }
@@ -372,6 +417,7 @@ def arguments() -> argparse.Namespace:
     add("--output-tokens", type=int, default=128, help="of each answer, unless it ends by itself")
     add("--turns", type=int, default=2)
     add("--request-rate", type=float, metavar="R", help="conversations that begin in a second")
+    add("--upload-words", type=int, default=0, help="words of a text that is read meanwhile")
     add("--check", action="store_true", help="the last message asks for the client's own code")
     add("--body", type=json.loads, default={}, help="more fields, as '{\"ignore_eos\": true}'")
     add("--serve-options", default="", help="options of `infinipot serve`, as one text")
