@@ -98,7 +98,7 @@ def greet(place: socket.socket, model: str, flags: Flags) -> None:
 
 def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     from infinipot.checks import within
-    from infinipot.config import Sampling
+    from infinipot.sampling import Sampling
     from infinipot.server.root_path import checked
     from infinipot.server.settings import Settings
 

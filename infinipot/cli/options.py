@@ -25,7 +25,7 @@ def dataclass_defaults() -> dict[str, Any]:
     source, because importing the policies imports torch, which takes seconds."""
     policies = sorted({*(PACKAGE / "policies").glob("*.py")} - {PACKAGE / "policies" / "base.py"})
     defaults: dict[str, set[Any]] = {}
-    for path in (PACKAGE / "config.py", *policies):
+    for path in (PACKAGE / "config.py", PACKAGE / "sampling.py", *policies):
         for field in fields_in(path):
             if isinstance(field.target, ast.Name) and isinstance(
                 field.value, (ast.Constant, ast.Tuple)
@@ -46,8 +46,16 @@ DEFAULTS = {
 } | {"policy": "infinipot"}
 
 
-PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number}
-METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE", bool: None}
+PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number, list[int]: whole}
+METAVARS = {
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    list[str]: "TEXT",
+    list[int]: "N",
+    Path: "FILE",
+    bool: None,
+}
 
 
 def option(name: str, kind: Any, help: str, *flags: str, **more: Any) -> inspect.Parameter:
@@ -240,12 +248,41 @@ SAMPLING = (
     option("min_p", float, "Choose among tokens at least this likely, relative to the likeliest."),
     option("seed", int, "Make random choices repeatable."),
     option("stop", list[str], "A text that ends the answer; repeatable."),
+    option(
+        "stop_token_ids",
+        list[int],
+        "A token that ends the answer, by its id; repeatable.",
+        "--stop-token-id",
+    ),
+    option("ignore_eos", bool, "The model's own end tokens do not end the answer.", "--ignore-eos"),
+    option("min_tokens", int, "Tokens of the answer before which no token ends it."),
+    option(
+        "repetition_penalty",
+        float,
+        "Make tokens of question and answer less likely: divide their logits by this.",
+    ),
+    option(
+        "presence_penalty", float, "Make tokens of the answer less likely: subtract this, once."
+    ),
+    option(
+        "frequency_penalty",
+        float,
+        "Make tokens of the answer less likely: subtract this for each time.",
+    ),
+    option(
+        "logit_bias",
+        list[str],
+        "Make a token likelier, or less likely: 42=-5 adds -5 to the logit of token 42; repeatable.",
+        metavar="ID=X",
+    ),
 )
+PER_REQUEST = ("max_tokens", "stop", "stop_token_ids", "min_tokens", "logit_bias")
+"""Options of an answer that a server takes from requests only, or explains in other words."""
 UNSERVED = ("system", "raw", "special_tokens", "prefill")
 SERVED = (
     # the texts and how to read them come with requests
     *(parameter for parameter in POT if parameter.name not in UNSERVED),
-    *(parameter for parameter in SAMPLING if parameter.name not in ("max_tokens", "stop")),
+    *(parameter for parameter in SAMPLING if parameter.name not in PER_REQUEST),
     option(
         "max_tokens", int, "Most tokens of an answer whose request names no number. [default: 1024]"
     ),

@@ -13,7 +13,7 @@ from infinipot.cache.pot import Mark, Pot
 from infinipot.engine.distill import take
 from infinipot.engine.late import LateDistillation
 from infinipot.engine.reader import LATE, Reader
-from infinipot.engine.sampling import PickedTokens
+from infinipot.engine.sampling import PickedTokens, Sampler
 from infinipot.engine.truncate import LateCut
 
 Pick = Callable[[Tensor], int]
@@ -32,6 +32,9 @@ class GenerationOptions:
     catalyst: Tensor | None = None
     """Token ids for distillations during the generation. Needed with `keep`, and if prompt and
     answer do not fit."""
+    sampler: Sampler | None = None
+    """The sampler within `pick`, which must know the answer's tokens; None: `pick` itself, if it is
+    one."""
     settled: Callable[[], None] = lambda: None
     """Called at the end, if the pot has changed."""
 
@@ -77,6 +80,11 @@ class Generation:
         if self.catalyst is reader.pot.newest:
             self.catalyst = self.pot.newest
         self.tokens: list[int] = []
+        self.sampler = self.options.sampler
+        if isinstance(self.options.pick, Sampler):
+            self.sampler = self.options.pick
+        if self.sampler is not None:
+            self.sampler.answer.begin(prompt, self.options.stop_ids)
         self.picked: tuple[PickedTokens, int] | None = None
         """The next token if it is picked already: those of several answers, and its place there."""
         self.prompt_is_read = False
@@ -169,6 +177,8 @@ class Generation:
         if self.complete or token in self.options.stop_ids:
             return None
         self.tokens.append(token)
+        if self.sampler is not None:
+            self.sampler.answer.accept(token)
         return token
 
     def make_room(self) -> None:
@@ -192,6 +202,8 @@ class Generation:
             self._leave()
         finally:
             self.reader.busy = False
+            if self.sampler is not None:
+                self.sampler.answer.end()
 
     def _leave(self) -> None:
         reader = self.reader

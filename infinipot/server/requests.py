@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from infinipot.config import PotConfig, Sampling
+from infinipot.config import PotConfig
+from infinipot.sampling import Sampling
 from infinipot.server.errors import APIError
 from infinipot.server.jobs.answer import AnswerJob, Question
 from infinipot.server.jobs.echo import EchoJob

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infinipot.config import PotConfig, Sampling
+from infinipot.config import PotConfig
+from infinipot.sampling import Sampling
 from infinipot.server.slices import MAX_STALL_S
 
 

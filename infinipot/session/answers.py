@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.checks import old_name
-from infinipot.config import Sampling
 from infinipot.engine.answer import Answer
 from infinipot.engine.decode import answer
 from infinipot.engine.generation import Generation
 from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.sampling import Sampling
 from infinipot.session.arguments import Question, fed, listed, sampling_of, uses_template
 from infinipot.session.catalyst import answer_catalyst
 from infinipot.session.view import SessionView
@@ -105,7 +105,8 @@ class SessionAnswers(SessionView):
         max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
         question and answer become part of the pot. aware: distillations for the answer use the
         question as the catalyst. stop_ids: ids that end the answer; None: all that the model, its
-        tokenizer and the template name. special_tokens: instead of the session's.
+        tokenizer and the template name. special_tokens: instead of the session's. sampler: the one
+        within `pick`, if that is none itself.
         """
         prompt, generation = self._prepare(question, **options)
         return Generation(self._reader, prompt, **generation)
@@ -123,8 +124,11 @@ class SessionAnswers(SessionView):
         **options: Any,
     ) -> tuple[list[int], dict[str, Any]]:
         """The ids that are read before an answer, and the fields of its `GenerationOptions`.
-        options: max_tokens, pick."""
+        options: max_tokens, pick, sampler."""
         reader = self._reader
+        sampler = options.get("sampler")
+        if isinstance(options["pick"], Sampler):
+            sampler = options["pick"]
         reader.check_idle()
         question = listed(question)
         if isinstance(question, list):
@@ -144,6 +148,9 @@ class SessionAnswers(SessionView):
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()
+        if sampler is not None:
+            sampler.sampling.check_tokens(self.runner.vocabulary)
+            stop_ids = sampler.sampling.ends(stop_ids)
         settled = dialogue.note_answer
         return prompt, {
             **options,

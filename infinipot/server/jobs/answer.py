@@ -8,9 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from infinipot.cache.pot import Mark
-from infinipot.config import PotConfig, Sampling
+from infinipot.config import PotConfig
 from infinipot.engine.generation import Pick
 from infinipot.engine.sampling import Sampler
+from infinipot.sampling import Sampling
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
 from infinipot.server.jobs.base import Job
 from infinipot.server.pot_store import PotStore
