@@ -8,6 +8,7 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.text.calls.registry import family_of
 from infinipot.text.rendering import TemplateOptions, render
 from infinipot.text.special_tokens import (
     holds_control,
@@ -15,6 +16,7 @@ from infinipot.text.special_tokens import (
     special_ids,
     starting_ids,
     surrounded,
+    template_text,
 )
 from infinipot.text.tokens import Place, fragment
 from infinipot.text.tool_head import NO_TOOLS, tool_head
@@ -267,4 +269,7 @@ class Dialogue:
         if not first:  # no template, and perhaps no tokenizer
             return set()
         tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
+        family = family_of(template_text(tokenizer))
+        if family is not None and tokenizer.convert_ids_to_tokens(first[0]) in family.goes_on:
+            return set()
         return {token for token in first if token in special_ids(tokenizer)}

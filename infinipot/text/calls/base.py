@@ -167,6 +167,8 @@ class Family(ABC):
     """What ends the last call of an answer, as part of it; None: the end of the answer itself does."""
     ends: tuple[str, ...] = ()
     """Tokens that end an answer with calls, beside those of other answers."""
+    goes_on: tuple[str, ...] = ()
+    """Tokens that end a message within an answer, not the answer."""
     bans: tuple[str, ...] = ()
     """Tokens without which no call can begin."""
     spells_special: bool = False

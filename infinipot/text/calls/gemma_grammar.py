@@ -52,7 +52,7 @@ class Schema:
             yield f"{name}: {' | '.join(f'{name}_{number}' for number in range(len(choices)))}"
             for number, one in enumerate(choices):
                 yield from self.rule(f"{name}_{number}", one)
-        elif schema.get("type") == "object" and schema.get("properties"):
+        elif schema.get("type") == "object" and closed(schema):
             yield from self.members(name, schema)
         elif schema.get("type") == "array":
             yield f'{name}: "[" ({name}_item ("," {name}_item)*)? "]"'
@@ -76,7 +76,7 @@ class Schema:
         """The members of an object, in order; those that are not required may be left out."""
         required = set(schema.get("required") or ())
         yield f'{name}: "{{" {name}_first_0 "}}"'
-        properties = list(schema["properties"].items())
+        properties = list((schema.get("properties") or {}).items())
         for number, (key, value) in enumerate(properties):
             member = f"{name}_member_{number}"
             follow = f"{name}_more_{number + 1}"
@@ -90,3 +90,8 @@ class Schema:
                 yield f'{name}_more_{number}: ("," {member})? {follow}'
         yield f'{name}_first_{len(properties)}: ""'
         yield f'{name}_more_{len(properties)}: ""'
+
+
+def closed(schema: dict[str, Any]) -> bool:
+    """Whether the schema says which members an object has."""
+    return bool(schema.get("properties")) or schema.get("additionalProperties") is False

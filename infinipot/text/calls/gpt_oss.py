@@ -58,8 +58,8 @@ class GptOss(Family):
     name = "gpt_oss"
     signs = ("<|channel|>commentary", "to=functions.")
     ends = (CALL,)
+    goes_on = ("<|end|>",)
     spells_special = True
-    thinks = True
 
     def writes(self, template: str) -> bool:
         return "<|channel|>" in template and MESSAGE in template
