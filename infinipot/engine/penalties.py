@@ -19,6 +19,9 @@ from infinipot.sampling import Sampling
 class Constraint(Protocol):
     """Which tokens may come next, by a grammar."""
 
+    problem: str | None
+    """What went wrong inside; the answer then ends."""
+
     def accept(self, token: int) -> None:
         """The answer goes on with this token."""
 

@@ -52,15 +52,27 @@ class TokenRules:
         self.words = -(-size // 32)
         self.tokens = hf.from_tokenizer(tokenizer, size, eos_token=sorted(ends))
 
-    def grammar(self, form: Form, family: Family | None = None) -> str:
-        """The grammar of an answer. family: how the model writes whole answers. Raises ValueError for
-        what is no schema, no regular expression, ..."""
-        body = self._body(form)
+    def grammar(
+        self,
+        form: Form,
+        family: Family | None = None,
+        functions: Sequence[Function] = (),
+        several: bool = False,
+    ) -> str:
+        """The grammar of an answer of this form, or one that calls functions. family: how the model
+        writes answers. Raises ValueError for what is no schema, no regular expression, ..."""
+        whole = self._body(form)
+        start = "start: @body"
         if isinstance(family, GptOss):
-            start = {"name": "start", "lark_grammar": family.answer_rules(self.quote)}
-            whole = {**json.loads(body)["grammars"][0], "name": "body"}
-            body = json.dumps({"grammars": [start, whole]})
-        return self.checked(body, form.kind)
+            start = family.answer_rules(self.quote)
+        if functions and family is not None:
+            rules = family.grammar(laid_out(functions), several, self.quote)
+            start = f"{start.replace('start: ', 'start: calls | ', 1)}\n{rules}"
+        if start != "start: @body":
+            body = {**json.loads(whole)["grammars"][0], "name": "body"}
+            first = {"name": "start", "lark_grammar": start}
+            whole = json.dumps({"grammars": [first, body]})
+        return self.checked(whole, form.kind)
 
     def _body(self, form: Form) -> str:
         make = self.library.LLMatcher

@@ -35,5 +35,9 @@ class Settings:
     """The form of the line for each request: text, json, off."""
     root_path: str = ""
     """The path under which a reverse proxy shows the server, as `root_path.checked` returns it."""
+    tool_parser: str | None = None
+    """The family whose calls are read; None: by the chat template."""
+    tool_template: str | None = None
+    """The source of a chat template for requests with tools; None: the model's own."""
     shared: bool = False
     """Whether other servers with the same model also use pot_dir."""

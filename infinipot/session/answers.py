@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class SessionAnswers(SessionView):
     system: str | None
     template: bool | None
     special_tokens: bool
+    _head: list[int] | None
 
     def ask(
         self,
@@ -166,8 +168,16 @@ class SessionAnswers(SessionView):
         dialogue = self._dialogue
         if dialogue is None:
             templated = uses_template(self.template, self.tokenizer, self.system, raw)
-            options = {"begins": not raw, "special_tokens": self.special_tokens}
-            dialogue = Dialogue(self.tokenizer, self.system, templated, **options)
+            dialogue = Dialogue(
+                self.tokenizer,
+                self.system,
+                templated,
+                begins=not raw,
+                special_tokens=self.special_tokens,
+            )
+            if self._head is not None:
+                head = tuple(self._head)
+                dialogue.template = dataclasses.replace(dialogue.template, head_ids=head)
         if special_tokens is None:
             special_tokens = self.special_tokens
         dialogue.special_tokens = special_tokens

@@ -78,14 +78,18 @@ class Reply:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
 
-    def add(self, part: Part, new_id: str) -> None:
-        """new_id: for a call that begins."""
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds nothing but text."""
+        return not (self.reasoning or self.calls)
+
+    def add(self, part: Part) -> None:
         self.content += part.content
         self.reasoning += part.reasoning
         if part.call is None:
             return
         if part.name is not None:
-            self.calls.append(Call(new_id, part.name))
+            self.calls.append(Call(part.id, part.name))
         self.calls[part.call].arguments += part.arguments
 
 

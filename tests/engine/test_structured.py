@@ -120,7 +120,7 @@ def test_calls_of_every_family(session: Session, family: Any) -> None:
         reader = ReplyReader(None, family.reader())
         reply = Reply()
         for part in (*reader.push(text), *reader.push("", last=True)):
-            reply.add(part, "id")
+            reply.add(part)
         complete = reply.calls[: reader.complete]
         if not complete:  # cut at max_tokens
             assert len(text) > 100

@@ -101,9 +101,9 @@ def read(family: str, text: str, size: int) -> Reply:
             assert (
                 part.call is None or part.call == names - 1
             )  # a call's parts come together, its name first
-            reply.add(part, f"id{names}")
+            reply.add(part)
     for part in reader.push("", last=True):
-        reply.add(part, "last")
+        reply.add(part)
     return reply
 
 
@@ -176,9 +176,9 @@ def test_reasoning_apart(ask: str, text: str, reasoning: str, content: str, size
     reply = Reply()
     for place in range(0, len(text), size):
         for part in reader.push(text[place : place + size]):
-            reply.add(part, "")
+            reply.add(part)
     for part in reader.push("", last=True):
-        reply.add(part, "")
+        reply.add(part)
     assert (reply.reasoning, reply.content) == (reasoning, content)
     assert reasoning_marks("<|im_start|>", ask) is None
 

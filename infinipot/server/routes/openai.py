@@ -16,10 +16,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from infinipot import __version__
 from infinipot.server.bodies import JsonRoute
+from infinipot.server.error_fields import ERRORS, STREAMS
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
 from infinipot.server.json_reply import JsonReply
-from infinipot.server.requests import Submission, chat_job, completion_jobs
+from infinipot.server.requests import Submission, chat_jobs, completion_jobs
 from infinipot.server.responses import (
     DONE,
     STREAM_HEADERS,
@@ -29,13 +30,7 @@ from infinipot.server.responses import (
     comment,
     sse,
 )
-from infinipot.server.schema import (
-    ERRORS,
-    STREAMS,
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-)
+from infinipot.server.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from infinipot.server.service import Service, ServiceDep
 
 ALIVE_S = 5.0
@@ -82,15 +77,17 @@ def model_card(service: Service) -> dict[str, Any]:
 @router.post("/v1/chat/completions", responses=STREAMS)
 async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Response:
     """Answer the last message. In a conversation that goes on, only what is new is read."""
-    form = ChatForm(service.name, service.engine.tokenizer, bool(body.logprobs))
-    submissions = [await chat_job(service, body)]
+    tokenizer = service.engine.tokenizer
+    form = ChatForm(service.name, tokenizer, bool(body.logprobs), body.n or 1)
+    submissions = await chat_jobs(service, body)
     return await reply(request, Reply(service, submissions, form), body)
 
 
 @router.post("/v1/completions", responses=STREAMS)
 async def completions(body: CompletionRequest, request: Request, service: ServiceDep) -> Response:
     """Continue one or several texts."""
-    form = CompletionForm(service.name, service.engine.tokenizer, body.logprobs is not None)
+    tokenizer = service.engine.tokenizer
+    form = CompletionForm(service.name, tokenizer, body.logprobs is not None, body.n or 1)
     submissions = await completion_jobs(service, body)
     return await reply(request, Reply(service, submissions, form), body)
 
@@ -227,7 +224,7 @@ async def stream_events(answer: Reply, usage: bool) -> AsyncIterator[str]:
             while not isinstance(event, Done):
                 if isinstance(event, Piece):
                     first_token.observe()
-                    ready += sse(form.piece(number, event))
+                    ready += "".join(map(sse, form.piece(number, event)))
                 else:
                     total = len(job.prompt.ids) - job.cached_tokens
                     ready += comment(f"read {job.tokens_read} of {total} tokens")

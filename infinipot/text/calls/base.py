@@ -20,6 +20,8 @@ class Part:
     """The function; in the first part of a call only."""
     arguments: str = ""
     """A piece of the arguments, which are JSON."""
+    id: str = ""
+    """Of the call; in its first part only."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Family(ABC):
     """Tokens that end a message within an answer, not the answer."""
     bans: tuple[str, ...] = ()
     """Tokens without which no call can begin."""
+    spells_reasoning: bool = False
+    """Whether its reader finds reasoning, too, so that it reads every answer."""
     spells_special: bool = False
     """Whether special tokens are part of calls, so that the reader must see them."""
 
@@ -212,6 +216,7 @@ def joined(parts: Sequence[Part]) -> list[Part]:
                 call=last.call,
                 name=last.name,
                 arguments=last.arguments + part.arguments,
+                id=last.id,
             )
         out.append(part)
     return out

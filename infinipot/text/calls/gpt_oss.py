@@ -60,6 +60,7 @@ class GptOss(Family):
     ends = (CALL,)
     goes_on = ("<|end|>",)
     spells_special = True
+    spells_reasoning = True
 
     def writes(self, template: str) -> bool:
         return "<|channel|>" in template and MESSAGE in template
@@ -68,13 +69,13 @@ class GptOss(Family):
         return GptOssReader()
 
     def answer_rules(self, quote: Quote) -> str:
-        """Lark rules of a whole answer whose text is `body`, after reasoning or without."""
+        """Lark rules of a whole answer whose text is another grammar, `body`, after reasoning or without."""
         reasoning = (
             f'{quote("<|channel|>")} "analysis" {quote(MESSAGE)} /(.|\\n)*/ '
             f'{quote("<|end|>")} {quote("<|start|>")} "assistant"'
         )
         final = f'{quote("<|channel|>")} "final" {quote(MESSAGE)}'
-        return f"start: reasoning? {final} body\nreasoning: {reasoning}\n"
+        return f"start: reasoning? {final} @body\nreasoning: {reasoning}\n"
 
     def grammar(self, functions: Sequence[Function], several: bool, quote: Quote) -> str:
         """One call an answer: its end ends the answer."""
