@@ -128,9 +128,6 @@ class SessionAnswers(SessionView):
         """The ids that are read before an answer, and the fields of its `GenerationOptions`.
         options: max_tokens, pick, sampler."""
         reader = self._reader
-        sampler = options.get("sampler")
-        if isinstance(options["pick"], Sampler):
-            sampler = options["pick"]
         reader.check_idle()
         question = listed(question)
         if isinstance(question, list):
@@ -150,17 +147,22 @@ class SessionAnswers(SessionView):
         self._begin(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()
-        if sampler is not None:
-            sampler.sampling.check_tokens(self.runner.vocabulary)
-            stop_ids = sampler.sampling.ends(stop_ids)
         settled = dialogue.note_answer
         return prompt, {
             **options,
-            "stop_ids": stop_ids,
+            "stop_ids": self._ends(stop_ids, options),
             "keep": keep,
             "catalyst": catalyst,
             "settled": settled,
         }
+
+    def _ends(self, own: set[int], options: dict[str, Any]) -> set[int]:
+        """The tokens that end an answer. own: those of the model. options: pick, sampler."""
+        sampler = options.get("sampler") or options["pick"]
+        if not isinstance(sampler, Sampler):
+            return own
+        sampler.sampling.check_tokens(self.runner.vocabulary)
+        return sampler.sampling.ends(own)
 
     def _dialogue_for(self, raw: bool, special_tokens: bool | None = None) -> Dialogue:
         """The conversation, or a new one. raw: the next text is token ids. special_tokens: whether

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,13 @@ from infinipot.sampling import Sampling
 from infinipot.server.answer_form import PLAIN, AnswerForm
 from infinipot.server.events import Done, Likely, Piece, Send, likely, pot_of
 from infinipot.server.jobs.base import Job
+from infinipot.server.jobs.spoken import Spoken
 from infinipot.server.pot_store import PotStore
 from infinipot.server.prompts import Prompts
 from infinipot.server.stored_pot import StoredPot, digests, scope_of, unknown_pot
 from infinipot.server.text_prompts import PotContext, Prompt
 from infinipot.session import Session
 from infinipot.text.calls.base import Part
-from infinipot.text.exchange import new_id
-from infinipot.text.pieces import Pieces
-from infinipot.text.reply import Reply
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,8 @@ class AnswerJob(Job):
         self.cached_tokens = 0
         """Tokens of the prompt that the conversation's pot has read."""
         form = question.form
-        self.pieces = Pieces(prompts.tokenizer, question.sampling.stop, form.spells_special)
-        self.reader = form.reader()
+        self.spoken = Spoken(prompts.tokenizer, form, question.sampling.stop)
         self.constraint = form.constraint()
-        self.reply = Reply()
         self.followers: list[AnswerJob] = []
         """Other answers to the same prompt that wait for its reading."""
         self.answer_ids: list[int] = []
@@ -213,20 +208,14 @@ class AnswerJob(Job):
         if token is not None:
             self.answer_ids.append(token)
             self.tokens_generated += 1
-            self._send_text(self.pieces.push(token))
-        stopped = token is None or self.pieces.stopped or self._called
+            self._send_parts(self.spoken.push(token))
+        stopped = token is None or self.spoken.stopped
         if stopped or len(self.answer_ids) >= self.request.sampling.max_tokens:
             self.end_generation()
-            self._send_text(self.pieces.finish(), last=True)
+            self._send_parts(self.spoken.finish(), last=True)
             self.ended = True
             self.finish_reason = self._reason(stopped)
             self.send(Done(self.finish_reason, self.usage()))
-
-    @property
-    def _called(self) -> bool:
-        """Whether the only call that was asked for has come."""
-        single = self.request.form.single_call
-        return single and self.reader is not None and self.reader.complete > 0
 
     def _reason(self, stopped: bool) -> str:
         """Why the answer ended. Raises APIError if its form was to blame."""
@@ -234,29 +223,16 @@ class AnswerJob(Job):
             raise RuntimeError(f"the answer left its form: {self.constraint.problem}")
         if not stopped:
             return "length"
-        return "tool_calls" if self.reply.calls else "stop"
+        return "tool_calls" if self.spoken.reply.calls else "stop"
 
-    def _parts(self, text: str, last: bool) -> list[Part]:
-        """What a reader finds in the text. With one call asked for, nothing behind it counts."""
-        if self.reader is None:
-            return [Part(content=text)] if text else []
-        parts = self.reader.push(text, last)
-        if self.request.form.single_call:
-            parts = list(up_to_one_call(parts, bool(self.reply.calls)))
-        if self.request.form.hides_reasoning:
-            parts = [part for part in parts if not part.reasoning]
-        return [replace(part, id=new_id()) if part.name is not None else part for part in parts]
-
-    def _send_text(self, text: str, last: bool = False) -> None:
-        parts = self._parts(text, last)
-        for part in parts:
-            self.reply.add(part)
+    def _send_parts(self, parts: list[Part], last: bool = False) -> None:
         if parts or (last and self.likely):
             new = len(self.answer_ids) - self._sent_ids
-            if self.reader is None:
-                self.send(Piece(text, self.likely[:new]))
-            else:
-                self.send(Piece("", self.likely[:new], tuple(parts)))
+            text = ""
+            if not self.spoken.is_read:
+                text = "".join(part.content for part in parts)
+                parts = []
+            self.send(Piece(text, self.likely[:new], tuple(parts)))
             self.likely = self.likely[new:]
             self._sent_ids = len(self.answer_ids)
 
@@ -275,7 +251,7 @@ class AnswerJob(Job):
     def keep(self, store: PotStore) -> None:
         if not self.request.keep or not self._match_text():
             return
-        ids = self.prompt.ids + self.prompts.reply_ids(self.reply, self.prompt)
+        ids = self.prompt.ids + self.prompts.reply_ids(self.spoken.reply, self.prompt)
         (key,) = digests(self.scope, ids, [len(ids)])
         context = PotContext(self.system, self.templated, in_text=False, answered=True)
         label = self.request.label
@@ -289,7 +265,7 @@ class AnswerJob(Job):
         The generated ids may spell the same text in another way, or go on after a stop text. Then
         the answer is read again as the client will send it, unless a distillation has mixed it in.
         """
-        ids = self.prompts.reply_ids(self.reply, self.prompt)
+        ids = self.prompts.reply_ids(self.spoken.reply, self.prompt)
         if ids == self.answer_ids:
             return True
         pot = self.own_session.pot
@@ -298,7 +274,7 @@ class AnswerJob(Job):
             return False
         if mark.distillations != pot.distillations:
             # reasoning, and how a call was spelled, may stay mixed in: what the answer says is there
-            return not self.reply.is_text
+            return not self.spoken.reply.is_text
         pot.rollback(mark)
         reading = self.own_session.stream_ids(
             ids, max_tokens=1, pick=lambda _: -1, stop_ids={-1}, keep=True, aware=False
@@ -306,12 +282,3 @@ class AnswerJob(Job):
         for _ in reading:
             pass
         return True
-
-
-def up_to_one_call(parts: Sequence[Part], called: bool) -> Iterator[Part]:
-    """The parts without second calls, and without text behind a call. called: whether there was one
-    before."""
-    for part in parts:
-        called = called or part.call is not None
-        if part.call == 0 or not called:
-            yield part

@@ -7,6 +7,8 @@ from typing import Any
 
 from infinipot.text.calls.base import compact
 
+LETTER = '[^<{}"]'
+"""What may stand in a text: no letter of the tokens around it."""
 KINDS = {
     "integer": "/-?(0|[1-9][0-9]*)/",
     "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
@@ -25,7 +27,7 @@ class Schema:
     """Writes the rules of one schema."""
 
     def __init__(self, name: str, quote: str) -> None:
-        self.text = f'({quote} /[^<{{}}"]*/ {quote})'
+        self.text = f"({quote} /{LETTER}*/ {quote})"
         self.any = f"{name}_any"
         self.quote = quote
 
@@ -58,14 +60,26 @@ class Schema:
             yield f'{name}: "[" ({name}_item ("," {name}_item)*)? "]"'
             yield from self.rule(f"{name}_item", schema.get("items"))
         else:
-            yield f"{name}: {self.scalar(schema.get('type'))}"
+            yield f"{name}: {self.scalar(schema)}"
 
-    def scalar(self, kind: Any) -> str:
+    def scalar(self, schema: dict[str, Any]) -> str:
+        kind = schema.get("type")
         if kind == "string":
-            return self.text
+            return self.string(schema)
         if kind == "object":
             return f"{self.any}_object"
-        return KINDS.get(kind, self.any)
+        if kind in KINDS:  # these are written as in JSON
+            return f"%json {compact(schema)}"
+        return self.any
+
+    def string(self, schema: dict[str, Any]) -> str:
+        """Raises ValueError for what would not be kept to."""
+        for name in ("pattern", "format"):
+            if name in schema:
+                raise ValueError(f"{name} of a text is not possible with this model's calls")
+        least = schema.get("minLength", 0)
+        most = schema.get("maxLength", "")
+        return f"({self.quote} /{LETTER}{{{least},{most}}}/ {self.quote})"
 
     def constant(self, value: Any) -> str:
         if isinstance(value, str):
