@@ -25,8 +25,8 @@ class AnswerForm:
     grammar: str | None = None
     wakes: int | None = None
     """The token after which the grammar begins."""
-    spells_special: bool = False
-    """Special tokens are part of what is read."""
+    spelled: frozenset[int] = frozenset()
+    """Special tokens that are part of what is read."""
 
     def reader(self) -> ReplyReader | None:
         """A reader for one answer; None if it is only text."""

@@ -145,7 +145,7 @@ def style_of(service: Service, body: ChatRequest) -> Style:
         tools=tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ()),
         values=values,
         source=service.settings.tool_template if told else None,
-        begins_answer=body.add_generation_prompt is not False,
+        begins_answer=bool(body.continue_final_message) or body.add_generation_prompt is not False,
     )
     source = template_source(service.engine.tokenizer, options)
     family = family_of(source, service.settings.tool_parser)
@@ -177,9 +177,10 @@ def answer_form(
         None if style.continues else marks,
         hides_reasoning=body.include_reasoning is False,
         single_call=not tools.several,
-        spells_special=reads and family is not None and family.spells_special,
     )
     tokenizer = service.engine.tokenizer
+    spelled = (*(form.family.tokens if form.family else ()), *(marks.texts if marks else ()))
+    form = replace(form, spelled=frozenset(token_ids(tokenizer, spelled)))
     if family is not None and reads:
         more = token_ids(tokenizer, family.ends)
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, *more))

@@ -38,6 +38,7 @@ class Settings:
     tool_parser: str | None = None
     """The family whose calls are read; None: by the chat template."""
     tool_template: str | None = None
-    """The source of a chat template for requests with tools; None: the model's own."""
+    """The source of a chat template for requests with tools; None: the model's own, and for the
+    embedded model, whose own knows none, `chatml`."""
     shared: bool = False
     """Whether other servers with the same model also use pot_dir."""

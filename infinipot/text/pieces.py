@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -94,10 +94,10 @@ class Characters:
     """The whole characters of ids that come one by one. Together they are what one decoding of all
     ids gives. Each id costs the same, whatever came before."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, special: bool = False) -> None:
-        """special: with special tokens."""
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, spelled: Collection[int] = ()) -> None:
+        """spelled: special tokens that are not left out."""
         self.tokenizer = tokenizer
-        self.spells_special = special
+        self.spelled = spelled
         self.byte_ids = byte_ids(tokenizer)
         self.special = special_ids(tokenizer)
         self.window: list[int] = []
@@ -114,7 +114,7 @@ class Characters:
     def push(self, token: int) -> str:
         """The characters that are whole after `token`."""
         if token in self.special:
-            if self.spells_special:
+            if token in self.spelled:
                 out = self.finish() + text_of(self.tokenizer, [token], special=True)
                 self._restart()
                 return out
@@ -202,12 +202,12 @@ class Pieces:
         self,
         tokenizer: PreTrainedTokenizerBase,
         stop: tuple[str, ...] = (),
-        special: bool = False,
+        spelled: Collection[int] = (),
     ) -> None:
-        """special: with special tokens."""
+        """spelled: special tokens that are not left out."""
         self.stop = stop
         self.stopped = False
-        self._characters = Characters(tokenizer, special)
+        self._characters = Characters(tokenizer, spelled)
         self._waiting = ""
 
     def push(self, token: int) -> str:

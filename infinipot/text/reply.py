@@ -20,6 +20,10 @@ class Marks:
     begun: bool
     """Whether the chat template itself writes the start, so that an answer begins inside."""
 
+    @property
+    def texts(self) -> tuple[str, str]:
+        return self.start, self.close
+
 
 def reasoning_marks(template: str, ask: str) -> Marks | None:
     """The marks that a chat template knows; None if its models do not reason. ask: what the template

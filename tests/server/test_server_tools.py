@@ -29,14 +29,25 @@ def hermes() -> Iterator[Live]:
 
 
 def ask(server: Live, messages: list[Any] = USER, **fields: Any) -> Any:
-    body = {"model": "tiny", "messages": messages, "tools": TOOLS, "max_tokens": 200, "temperature": 1.0, "seed": 1}
+    body = {
+        "model": "tiny",
+        "messages": messages,
+        "tools": TOOLS,
+        "max_tokens": 200,
+        "temperature": 1.0,
+        "seed": 1,
+    }
     return server.openai.chat.completions.create(**{**body, **fields})
 
 
 def check(call: Any) -> None:
     arguments = json.loads(call.function.arguments)
     if call.function.name == "weather":
-        assert set(arguments) == {"unit", "days"} and arguments["unit"] in "CF" and 1 <= arguments["days"] <= 9
+        assert (
+            set(arguments) == {"unit", "days"}
+            and arguments["unit"] in "CF"
+            and 1 <= arguments["days"] <= 9
+        )
     else:
         assert (call.function.name, arguments) == ("ping", {})
 
@@ -64,7 +75,12 @@ def test_a_loop_of_calls(server: Live) -> None:
         result = {"role": "tool", "tool_call_id": call.id, "content": f"{number} degrees <|end|>"}
         messages += [choice.message, result]
     assert cached > 300
-    said = ask(server, [*messages, {"role": "user", "content": "Thank you"}], tool_choice="none", max_tokens=5)
+    said = ask(
+        server,
+        [*messages, {"role": "user", "content": "Thank you"}],
+        tool_choice="none",
+        max_tokens=5,
+    )
     assert said.usage.prompt_tokens_details.cached_tokens >= cached
     assert said.choices[0].message.tool_calls is None
 
@@ -72,11 +88,17 @@ def test_a_loop_of_calls(server: Live) -> None:
 def test_a_streamed_call_is_the_whole_one(server: Live) -> None:
     bias = {"logit_bias": {"0": 9}} if server.family == "gpt_oss" else {}
     whole = ask(server, tool_choice="required", parallel_tool_calls=False, **bias)
-    chunks = list(ask(server, tool_choice="required", parallel_tool_calls=False, stream=True, **bias))
+    chunks = list(
+        ask(server, tool_choice="required", parallel_tool_calls=False, stream=True, **bias)
+    )
     (call,) = whole.choices[0].message.tool_calls
     check(call)
     deltas = [one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or ()]
-    assert deltas[0].id and deltas[0].function.name == call.function.name and deltas[0].function.arguments == ""
+    assert (
+        deltas[0].id
+        and deltas[0].function.name == call.function.name
+        and deltas[0].function.arguments == ""
+    )
     assert {one.index for one in deltas} == {0}
     assert [one.id for one in deltas[1:]] == [None] * (len(deltas) - 1)
     assert "".join(one.function.arguments for one in deltas) == call.function.arguments
@@ -89,7 +111,9 @@ def test_what_the_template_is_told(hermes: Live) -> None:
     """The head with tools is that of the tokenizer's own rendering, and is pinned."""
     _, tokenizer = agent()
     tokens = ask(hermes, max_tokens=1).usage.prompt_tokens
-    rendered = tokenizer.apply_chat_template(USER, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    rendered = tokenizer.apply_chat_template(
+        USER, tools=TOOLS, add_generation_prompt=True, tokenize=False
+    )
     assert tokens == len(tokenizer.encode(rendered))
     pots = hermes.service.engine.store.pots
     head = tokenizer.encode(rendered.partition("What is")[0])
@@ -102,7 +126,11 @@ def test_several_calls_and_their_results(hermes: Live) -> None:
         "content": "I look.",
         "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "ping", "arguments": "{}"}},
-            {"id": "b", "type": "function", "function": {"name": "weather", "arguments": '{"unit": "C", "days": 2}'}},
+            {
+                "id": "b",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"unit": "C", "days": 2}'},
+            },
         ],
     }
     results = [{"role": "tool", "tool_call_id": one, "content": f"result {one}"} for one in "ab"]
@@ -112,7 +140,9 @@ def test_several_calls_and_their_results(hermes: Live) -> None:
     told = json.loads(json.dumps(messages))
     for call in told[1]["tool_calls"]:
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    rendered = tokenizer.apply_chat_template(told, tools=TOOLS, add_generation_prompt=True, tokenize=False)
+    rendered = tokenizer.apply_chat_template(
+        told, tools=TOOLS, add_generation_prompt=True, tokenize=False
+    )
     assert tokens == len(tokenizer.encode(rendered))
 
 
@@ -132,7 +162,10 @@ def test_strict_functions_and_a_free_text(hermes: Live) -> None:
 
 
 def test_a_form_beside_tools(hermes: Live) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": TOOLS[0]["function"]["parameters"], "strict": True}}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": TOOLS[0]["function"]["parameters"], "strict": True},
+    }
     for choice in ("auto", "none"):
         said = ask(hermes, tool_choice=choice, response_format=form, seed=4).choices[0].message
         for call in said.tool_calls or ():
@@ -144,7 +177,9 @@ def test_a_form_beside_tools(hermes: Live) -> None:
 def call_of(identity: str) -> dict[str, Any]:
     return {
         "role": "assistant",
-        "tool_calls": [{"id": identity, "type": "function", "function": {"name": "ping", "arguments": "{}"}}],
+        "tool_calls": [
+            {"id": identity, "type": "function", "function": {"name": "ping", "arguments": "{}"}}
+        ],
     }
 
 
@@ -155,20 +190,37 @@ RESULT = {"role": "tool", "tool_call_id": "a", "content": "pong"}
     ("fields", "parts"),
     [
         ({"tools": [], "tool_choice": "required"}, ["tool_choice", "no tools"]),
-        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, ["'other'", "weather, ping"]),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "other"}}},
+            ["'other'", "weather, ping"],
+        ),
         ({"tool_choice": "always"}, ["tool_choice: must be", "required"]),
         ({"tools": [TOOLS[1], TOOLS[1]]}, ["'ping' twice"]),
         ({"tools": [{"type": "web_search"}]}, ["tools.0.type"]),
         ({"messages": [*USER, RESULT]}, ["messages[1]", "'a'", "none"]),
         ({"messages": [*USER, call_of("b"), RESULT]}, ["messages[2]", "'a'", "'b'"]),
         ({"messages": [*USER, call_of("a")]}, ["function's result"]),
-        ({"messages": [*USER, call_of("a"), *USER, RESULT]}, ["messages[3]", "must follow its call"]),
+        (
+            {"messages": [*USER, call_of("a"), *USER, RESULT]},
+            ["messages[3]", "must follow its call"],
+        ),
         ({"pot": "book"}, ["named pot", "without tools"]),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "wibble"}}}], "tool_choice": "required"},
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "parameters": {"type": "wibble"}},
+                    }
+                ],
+                "tool_choice": "required",
+            },
             ["wibble"],
         ),
-        ({"chat_template_kwargs": {"tools": []}}, ["chat_template_kwargs.tools", "field of the request"]),
+        (
+            {"chat_template_kwargs": {"tools": []}},
+            ["chat_template_kwargs.tools", "field of the request"],
+        ),
         ({"min_tokens": 5, "tool_choice": "required"}, ["min_tokens", "form"]),
     ],
 )
@@ -189,12 +241,24 @@ def test_models_that_know_no_tools() -> None:
     model, _ = agent()
     for template, settings, message in (
         (TEMPLATE, {}, "knows no tools"),
-        (TEMPLATE.replace("{%", "{{ tools | tojson if tools else '' }}{%", 1), {}, "--tool-parser (gpt_oss, mistral"),
+        (
+            TEMPLATE.replace("{%", "{{ tools | tojson if tools else '' }}{%", 1),
+            {},
+            "--tool-parser (gpt_oss, mistral",
+        ),
         (TEMPLATE, {"tool_template": TEMPLATES["hermes"][0]}, ""),
     ):
         tokenizer = make_tokenizer(template, size=100)
-        with live({"config": CONFIG, **settings}, load=lambda tokenizer=tokenizer: (model, tokenizer)) as server:
-            body = {"model": "tiny", "messages": USER, "tools": TOOLS, "tool_choice": "required", "max_tokens": 200}
+        with live(
+            {"config": CONFIG, **settings}, load=lambda tokenizer=tokenizer: (model, tokenizer)
+        ) as server:
+            body = {
+                "model": "tiny",
+                "messages": USER,
+                "tools": TOOLS,
+                "tool_choice": "required",
+                "max_tokens": 200,
+            }
             reply = server.http.post("/v1/chat/completions", json=body)
             assert reply.status_code == (400 if message else 200), reply.text
             if message:

@@ -16,7 +16,10 @@ TOOLS = [
             "description": "Tell the weather.",
             "parameters": {
                 "type": "object",
-                "properties": {"unit": {"enum": ["C", "F"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+                "properties": {
+                    "unit": {"enum": ["C", "F"]},
+                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
+                },
                 "required": ["unit", "days"],
                 "additionalProperties": False,
             },
@@ -24,7 +27,10 @@ TOOLS = [
     },
     {
         "type": "function",
-        "function": {"name": "ping", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+        "function": {
+            "name": "ping",
+            "parameters": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
     },
 ]
 HERMES = (
@@ -32,21 +38,21 @@ HERMES = (
     "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %} Write <tool_call> and </tool_call><|end|>{% endif %}"
     "{% for m in messages %}{% if m.role == 'tool' %}<|user|><tool_response>{{ m.content }}</tool_response><|end|>"
     "{% elif m.tool_calls %}<|assistant|>{{ m.content }}{% for c in m.tool_calls %}<tool_call>\n"
-    "{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|end|>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|end|>'
     "{% elif not (tools and m.role == 'system') %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{% endif %}"
 )
 LLAMA3 = (
     "{% for m in messages %}{% if m.role == 'tool' %}<|ipython|>{{ m.content }}<|end|>"
-    "{% elif m.tool_calls %}<|assistant|>{\"name\": \"{{ m.tool_calls[0].function.name }}\", \"parameters\": "
+    '{% elif m.tool_calls %}<|assistant|>{"name": "{{ m.tool_calls[0].function.name }}", "parameters": '
     "{{ m.tool_calls[0].function.arguments | tojson }}}<|end|>"
     "{% else %}<|{{ m.role }}|>{% if loop.first and tools %}Environment: ipython {{ tools | tojson }} {% endif %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 MISTRAL = (
-    "{% for m in messages %}{% if m.role == 'tool' %}[TOOL_RESULTS]{\"content\": {{ m.content }}, \"call_id\": \"{{ m.tool_call_id }}\"}[/TOOL_RESULTS]"
+    '{% for m in messages %}{% if m.role == \'tool\' %}[TOOL_RESULTS]{"content": {{ m.content }}, "call_id": "{{ m.tool_call_id }}"}[/TOOL_RESULTS]'
     "{% elif m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('ids have 9 letters') }}{% endif %}"
-    "{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, \"id\": \"{{ c.id }}\"}{% if not loop.last %}, {% endif %}{% endfor %}]<|end|>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}{% if not loop.last %}, {% endif %}{% endfor %}]<|end|>'
     "{% elif m.role == 'user' %}{% if tools and m == (messages | selectattr('role', 'equalto', 'user') | list)[-1] %}"
     "[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}<|user|>{{ m.content }}<|assistant|>"
     "{% elif m.role == 'system' %}<|system|>{{ m.content }}<|end|>{% else %}{{ m.content }}<|end|>{% endif %}{% endfor %}"
@@ -55,7 +61,7 @@ GEMMA = (
     "{% if tools %}<|system|>{% for t in tools %}<|tool>{{ t.function | tojson }}<tool|>{% endfor %}<|end|>{% endif %}"
     "{% for m in messages %}{% if m.role == 'tool' %}<|tool_response>response:{{ m.name }}{value:<|\"|>{{ m.content }}<|\"|>}<tool_response|>"
     "{% elif m.tool_calls %}<|assistant|>{% for c in m.tool_calls %}<|tool_call>call:{{ c.function.name + '{' }}"
-    "{% for k, v in c.function.arguments | items %}{{ k }}:{% if v is string %}<|\"|>{{ v }}<|\"|>{% else %}{{ v }}{% endif %}{% if not loop.last %},{% endif %}"
+    '{% for k, v in c.function.arguments | items %}{{ k }}:{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v }}{% endif %}{% if not loop.last %},{% endif %}'
     "{% endfor %}}<tool_call|>{% endfor %}"
     "{% else %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|assistant|>{% endif %}"
@@ -72,9 +78,32 @@ GPT_OSS = (
 TEMPLATES = {
     "hermes": (HERMES, ()),
     "llama3": (LLAMA3, ("<|ipython|>",)),
-    "mistral": (MISTRAL, ("[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")),
-    "gemma4": (GEMMA, ("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool>", "<tool|>", "<|tool_response>", "<tool_response|>")),
-    "gpt_oss": (GPT_OSS, ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>")),
+    "mistral": (
+        MISTRAL,
+        (
+            "[TOOL_CALLS]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+        ),
+    ),
+    "gemma4": (
+        GEMMA,
+        (
+            "<|tool_call>",
+            "<tool_call|>",
+            '<|"|>',
+            "<|tool>",
+            "<tool|>",
+            "<|tool_response>",
+            "<tool_response|>",
+        ),
+    ),
+    "gpt_oss": (
+        GPT_OSS,
+        ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    ),
 }
 CONFIG = PotConfig(pot_size=1536, distill_to=700, chunk_tokens=256)
 

@@ -22,7 +22,7 @@ class Spoken:
     ) -> None:
         self.reply = Reply()
         self._form = form
-        self._pieces = Pieces(tokenizer, stop, form.spells_special)
+        self._pieces = Pieces(tokenizer, stop, form.spelled)
         self._reader = form.reader()
 
     @property

@@ -175,8 +175,8 @@ class Family(ABC):
     """Tokens without which no call can begin."""
     spells_reasoning: bool = False
     """Whether its reader finds reasoning, too, so that it reads every answer."""
-    spells_special: bool = False
-    """Whether special tokens are part of calls, so that the reader must see them."""
+    tokens: tuple[str, ...] = ()
+    """Special tokens that are part of what its reader reads."""
 
     def writes(self, template: str) -> bool:
         """Whether a chat template is one of this family."""

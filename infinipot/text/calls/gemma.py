@@ -123,13 +123,12 @@ class Values:
 
 
 class Gemma(Family):
-    spells_special = True
-
     def __init__(self, name: str, start: str, close: str, quote: str) -> None:
         self.name = name
         self.signs = (start,)
         self.closing = close
         self.bans = (start,)
+        self.tokens = (start, close, quote)
         self.quote = quote
 
     def reader(self) -> GemmaReader:

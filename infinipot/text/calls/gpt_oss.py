@@ -59,7 +59,7 @@ class GptOss(Family):
     signs = ("<|channel|>commentary", "to=functions.")
     ends = (CALL,)
     goes_on = ("<|end|>",)
-    spells_special = True
+    tokens = ("<|channel|>", "<|constrain|>", MESSAGE, *ENDS)
     spells_reasoning = True
 
     def writes(self, template: str) -> bool:

@@ -24,6 +24,7 @@ class Hermes(Family):
     signs = (OPEN,)
     closing = CLOSE
     bans = (OPEN,)
+    tokens = (OPEN, CLOSE)
 
     def writes(self, template: str) -> bool:
         return super().writes(template) and "<function=" not in template

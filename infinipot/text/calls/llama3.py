@@ -47,7 +47,7 @@ class Llama3(Family):
     signs = (TAG, "Environment: ipython")
     ends = ("<|eot_id|>", "<|eom_id|>")
     bans = (TAG,)
-    spells_special = True
+    tokens = (TAG,)
 
     def reader(self) -> Llama3Reader:
         return Llama3Reader()

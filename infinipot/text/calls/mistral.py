@@ -55,7 +55,7 @@ class Mistral(Family):
     name = "mistral"
     signs = (OPEN,)
     bans = (OPEN,)
-    spells_special = True
+    tokens = (OPEN, ARGS, CALL_ID)
 
     def __init__(self, named: bool = False) -> None:
         self.named = named
