@@ -24,6 +24,8 @@ FIELDS = {
     '{"type": "function", "function": {"name": "..."}}',
     "logit_bias": "must be an object with token ids as names and numbers from -100 to 100",
     "guided_json": "must be a JSON schema, as an object or as text",
+    "input": "must be a text, or a list of items: messages with role and content (texts only), "
+    "function_call, function_call_output, reasoning",
     "metadata": "must be an object with texts as values",
 }
 """Fields that may have several forms. pydantic would tell of one of them."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Likely, Piece
 from infinipot.server.stream import Whole
 from infinipot.text.calls.base import Part
@@ -54,6 +55,8 @@ class Form(ABC):
     kind: str
     chunk_kind: str
     prefix: str
+    last = DONE
+    """What ends a stream."""
 
     def __init__(
         self,
@@ -112,10 +115,18 @@ class Form(ABC):
             chunks.append(self._envelope(self.chunk_kind, [choice]))
         return chunks
 
-    def end(self, number: int, done: Done) -> dict[str, Any]:
+    def end(self, number: int, done: Done) -> list[dict[str, Any]]:
         (delta,) = self.deltas(Part())
         choice = {"index": number, **delta, "logprobs": None, "finish_reason": done.reason}
-        return self._envelope(self.chunk_kind, [choice])
+        return [self._envelope(self.chunk_kind, [choice])]
+
+    def line(self, event: dict[str, Any]) -> str:
+        """A chunk as an event of a stream."""
+        return sse(event)
+
+    def failure(self, problem: APIError) -> dict[str, Any]:
+        """What ends a stream that fails."""
+        return problem.body()
 
     def usage(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
         return self._envelope(self.chunk_kind, [], usage=total(reports, self.answers))

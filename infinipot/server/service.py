@@ -22,6 +22,7 @@ from infinipot.server.folder_lock import FolderLock
 from infinipot.server.hosts import Hosts
 from infinipot.server.metrics import Metrics
 from infinipot.server.named_pots import NamedPots
+from infinipot.server.response_store import ResponseStore
 from infinipot.server.settings import Settings
 from infinipot.text.templates import source_of
 
@@ -87,6 +88,7 @@ class Service:
         self.access = Access(**access)
         conversions = Conversions(self.access.conversion_s, settings.queue)
         self.documents = Documents(conversions, self.access.max_body_bytes)
+        self.responses = ResponseStore()
         self.body_bytes = 0
         """Bytes of the bodies of all open requests."""
         config = settings.config
