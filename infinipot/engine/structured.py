@@ -49,7 +49,7 @@ class TokenRules:
         size = max(vocabulary, len(tokenizer))
         self.tokenizer = tokenizer
         self.ends = ends
-        self.words = -(-size // 32)
+        self._added = tokenizer.get_added_vocab()
         self.tokens = hf.from_tokenizer(tokenizer, size, eos_token=sorted(ends))
 
     def grammar(
@@ -123,13 +123,13 @@ class TokenRules:
 
     def is_token(self, text: str) -> bool:
         """Whether a text is one special token."""
-        number = self.tokenizer.convert_tokens_to_ids(text)
-        return isinstance(number, int) and bool(self.tokens.is_special_token(number))
+        number = self._added.get(text)
+        return number is not None and bool(self.tokens.is_special_token(number))
 
     def quote(self, text: str) -> str:
         """A text as a grammar spells it: a special token is a token, others are letters."""
         if self.is_token(text):
-            return f"<[{self.tokenizer.convert_tokens_to_ids(text)}]>"
+            return f"<[{self._added[text]}]>"
         return compact(text)
 
     def constraint(self, grammar: str, wakes: int | None = None) -> GrammarConstraint:

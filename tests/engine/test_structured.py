@@ -135,6 +135,15 @@ def test_calls_of_every_family(session: Session, family: Any) -> None:
     assert ended
 
 
+def test_what_is_no_token_is_letters() -> None:
+    """Also with a tokenizer that gives the unknown token for it."""
+    tokenizer = make_tokenizer(size=100)
+    tokenizer.unk_token = "<|end|>"
+    rules = TokenRules(tokenizer, 100, {END})
+    assert tokenizer.convert_tokens_to_ids("<tool_call>") == 0
+    assert [rules.quote(text) for text in ("<tool_call>", "<|user|>")] == ['"<tool_call>"', "<[1]>"]
+
+
 def test_a_grammar_may_wait_for_a_token(session: Session) -> None:
     grammar = RULES.grammar(Form("choice", ["yes"]))
     wakes = TOKENIZER.convert_tokens_to_ids("<|start|>")

@@ -24,6 +24,8 @@ class Spoken:
         self._form = form
         self._pieces = Pieces(tokenizer, stop, form.spelled)
         self._reader = form.reader()
+        self._over = False
+        """Whether something followed the only call asked for."""
 
     @property
     def is_read(self) -> bool:
@@ -32,13 +34,9 @@ class Spoken:
 
     @property
     def stopped(self) -> bool:
-        """Whether the answer ends here: at a stop text, or behind the only call asked for."""
-        return self._pieces.stopped or self._called
-
-    @property
-    def _called(self) -> bool:
-        complete = self._reader.complete if self._reader is not None else 0
-        return self._form.single_call and complete > 0
+        """Whether the answer ends here: at a stop text, or where something follows the only call
+        asked for."""
+        return self._pieces.stopped or self._over
 
     def push(self, token: int) -> list[Part]:
         """The parts that can be shown after `token`."""
@@ -54,7 +52,9 @@ class Spoken:
         else:
             parts = self._reader.push(text, last)
         if self._form.single_call:
-            parts = list(up_to_one_call(parts, bool(self.reply.calls)))
+            kept = list(up_to_one_call(parts, bool(self.reply.calls)))
+            self._over = self._over or len(kept) < len(parts)
+            parts = kept
         if self._form.hides_reasoning:
             parts = [part for part in parts if not part.reasoning]
         named = [replace(part, id=new_id()) if part.name is not None else part for part in parts]
