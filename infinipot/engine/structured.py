@@ -24,6 +24,21 @@ LAYOUT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator"
 """JSON on one line: a model that may write white space without end does."""
 
 
+OPEN = {
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "allOf",
+    "anyOf",
+    "$ref",
+}
+"""Keywords beside `properties` that may name other members."""
+MAPS = ("properties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by names."""
+VALUES = ("enum", "const", "default", "examples", "required")
+"""Keywords whose values are no schemas."""
+
+
 @dataclass(frozen=True)
 class Form:
     """The form of an answer. kind: json, regex, choice, grammar. content: a JSON schema, a regular
@@ -77,7 +92,7 @@ class TokenRules:
     def _body(self, form: Form) -> str:
         make = self.library.LLMatcher
         if form.kind == "json":
-            return str(make.grammar_from_json_schema(form.content, overrides=LAYOUT))
+            return str(make.grammar_from_json_schema(closed(form.content), overrides=LAYOUT))
         if form.kind == "regex":
             return str(make.grammar_from_regex(form.content))
         if form.kind == "choice":
@@ -173,10 +188,30 @@ class GrammarConstraint:
 
 
 def laid_out(functions: Sequence[Function]) -> list[Function]:
-    """The functions, with arguments on one line."""
+    """The functions, with arguments on one line and of those names only that their schemas have."""
     return [
-        Function(function.name, {**function.schema, "x-guidance": LAYOUT}) for function in functions
+        Function(function.name, {**closed(function.schema), "x-guidance": LAYOUT})
+        for function in functions
     ]
+
+
+def closed(schema: Any) -> Any:
+    """The schema, in which an object has no other members than those that are named, unless the
+    schema speaks of others: a weak model would invent some."""
+    if isinstance(schema, list):
+        return [closed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {}
+    for name, one in schema.items():
+        found[name] = one
+        if name in MAPS and isinstance(one, dict):
+            found[name] = {member: closed(inner) for member, inner in one.items()}
+        elif name not in VALUES:
+            found[name] = closed(one)
+    if isinstance(schema.get("properties"), dict) and not OPEN & set(schema):
+        found["additionalProperties"] = False
+    return found
 
 
 _rules: weakref.WeakKeyDictionary[PreTrainedTokenizerBase, dict[Any, TokenRules]]

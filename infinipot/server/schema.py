@@ -43,6 +43,7 @@ class Message(Strict):
     function_call: None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: Text | None = Field(None, description="Whose result a message of a tool is.")
+    parsed: Any = Field(None, description="Accepted, not used.")
     reasoning_content: Text | None = Field(None, description="Accepted, not used.")
     reasoning: Text | None = Field(None, description="Accepted, not used.")
     annotations: Annotated[list[Any], Field(max_length=1000)] | None = Field(

@@ -39,6 +39,7 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 class CalledFunction(Strict):
     name: Text
     arguments: Text
+    parsed_arguments: Any = Field(None, description="Accepted, not used.")
 
 
 class ToolCall(Strict):

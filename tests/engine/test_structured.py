@@ -19,7 +19,7 @@ from infinipot.text.reply import Reply, ReplyReader
 
 pytest.importorskip("llguidance", reason="llguidance is not installed: the extra structured")
 
-from infinipot.engine.structured import Form, TokenRules
+from infinipot.engine.structured import Form, TokenRules, closed
 
 TOKENS = (
     "<tool_call>",
@@ -160,6 +160,23 @@ def test_a_grammar_may_wait_for_a_token(session: Session) -> None:
     constraint.fill(mask)
     assert [int(word) & 0xFFFFFFFF for word in mask] == [1 << END, 0, 0, 0]
     assert constraint.problem
+
+
+def test_objects_have_the_members_that_are_named() -> None:
+    inner = {"type": "object", "properties": {"properties": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"a": inner, "b": {"enum": [{"properties": {}}]}}}
+    found = closed(schema)
+    assert (
+        found["additionalProperties"] is found["properties"]["a"]["additionalProperties"] is False
+    )
+    assert set(found["properties"]) == {"a", "b"}
+    assert found["properties"]["b"] == schema["properties"]["b"]
+    for opened in (
+        {"type": "object"},
+        {**inner, "additionalProperties": True},
+        {**inner, "allOf": []},
+    ):
+        assert closed(opened) == opened
 
 
 @pytest.mark.parametrize(
