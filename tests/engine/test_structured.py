@@ -109,7 +109,7 @@ def test_calls_of_every_family(session: Session, family: Any) -> None:
         Function("weather", SCHEMA),
         Function("ping", {"type": "object", "properties": {}, "additionalProperties": False}),
     ]
-    grammars = [RULES.calls(family, functions[:1], False)] * 2
+    grammars = [RULES.calls(family, functions[:1], False)]
     if family.name != "llama3":
         grammars.append(RULES.calls(family, functions, True))
     if family.bans:

@@ -60,7 +60,7 @@ def test_a_loop_of_calls(server: Live) -> None:
     messages: list[Any] = [{"role": "system", "content": "Be brief. <|end|>"}, *USER]
     bias = {"logit_bias": {"0": 9}} if server.family == "gpt_oss" else {}  # reasoning ends soon
     cached = 0
-    for number in range(4):
+    for number in range(2):
         reply = ask(server, messages, tool_choice=NAMED, seed=number, **bias)
         choice = reply.choices[0]
         assert choice.finish_reason == "tool_calls", choice
@@ -74,7 +74,7 @@ def test_a_loop_of_calls(server: Live) -> None:
         cached = usage.prompt_tokens_details.cached_tokens
         result = {"role": "tool", "tool_call_id": call.id, "content": f"{number} degrees <|end|>"}
         messages += [choice.message, result]
-    assert cached > 300
+    assert cached > 100
     said = ask(
         server,
         [*messages, {"role": "user", "content": "Thank you"}],
@@ -85,26 +85,18 @@ def test_a_loop_of_calls(server: Live) -> None:
     assert said.choices[0].message.tool_calls is None
 
 
-def test_a_streamed_call_is_the_whole_one(server: Live) -> None:
+def test_a_streamed_call(server: Live) -> None:
+    """Its name first, then its arguments in pieces."""
     bias = {"logit_bias": {"0": 9}} if server.family == "gpt_oss" else {}
-    whole = ask(server, tool_choice="required", parallel_tool_calls=False, **bias)
-    chunks = list(
-        ask(server, tool_choice="required", parallel_tool_calls=False, stream=True, **bias)
-    )
-    (call,) = whole.choices[0].message.tool_calls
-    check(call)
+    chunks = list(ask(server, tool_choice=NAMED, stream=True, **bias))
     deltas = [one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or ()]
-    assert (
-        deltas[0].id
-        and deltas[0].function.name == call.function.name
-        and deltas[0].function.arguments == ""
-    )
+    first = deltas[0]
+    assert first.id and (first.function.name, first.function.arguments) == ("weather", "")
     assert {one.index for one in deltas} == {0}
     assert [one.id for one in deltas[1:]] == [None] * (len(deltas) - 1)
-    assert "".join(one.function.arguments for one in deltas) == call.function.arguments
-    if server.family != "gemma4" and call.function.arguments != "{}":
-        assert len(deltas) > 3
-    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason == "tool_calls"
+    assert set(json.loads("".join(one.function.arguments for one in deltas))) == {"unit", "days"}
+    assert len(deltas) > 3 or server.family == "gemma4"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
 def test_what_the_template_is_told(hermes: Live) -> None:
@@ -155,7 +147,7 @@ def test_tool_choice_none_calls_nothing(hermes: Live) -> None:
 
 def test_strict_functions_and_a_free_text(hermes: Live) -> None:
     strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
-    for seed in range(3):
+    for seed in range(2):
         said = ask(hermes, tools=strict, tool_choice="auto", seed=seed, max_tokens=20).choices[0]
         for call in said.message.tool_calls or ():
             check(call)
