@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -142,6 +143,12 @@ def test_what_is_no_token_is_letters() -> None:
     rules = TokenRules(tokenizer, 100, {END})
     assert tokenizer.convert_tokens_to_ids("<tool_call>") == 0
     assert [rules.quote(text) for text in ("<tool_call>", "<|user|>")] == ['"<tool_call>"', "<[1]>"]
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ValueError, match=r"pip install 'infinipot\[structured\]'"):
+        TokenRules(TOKENIZER, SIZE, {END})
 
 
 def test_a_grammar_may_wait_for_a_token(session: Session) -> None:

@@ -193,3 +193,25 @@ def test_a_call_behind_reasoning() -> None:
     assert "".join(part.reasoning for part in parts) == "I think <tool_call> of it"
     assert [part.name for part in parts if part.name] == ["f"]
     assert "".join(part.content for part in parts) == ""
+
+
+def test_only_one_call_if_only_one_is_asked_for() -> None:
+    """The answer ends where a second call begins, or text follows; what is kept ends with its mark."""
+    from tiny import make_tokenizer
+
+    from infinipot.server.answer_form import AnswerForm
+    from infinipot.server.jobs.spoken import Spoken
+
+    tokenizer = make_tokenizer(size=100)
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    for behind in (call, "Text"):
+        spoken = Spoken(tokenizer, AnswerForm(FAMILIES["hermes"], single_call=True), ())
+        for token in tokenizer.encode("Yes " + call):
+            spoken.push(token)
+        assert not spoken.stopped
+        for token in tokenizer.encode(behind):
+            spoken.push(token)
+        spoken.finish()
+        assert spoken.stopped
+        assert [one.name for one in spoken.reply.calls] == ["f"]
+        assert spoken.reply.content == "Yes"
