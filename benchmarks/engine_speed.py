@@ -20,9 +20,9 @@ from machine import keep
 
 from infinipot import PotConfig, Session
 from infinipot.bench.shapes import SHAPES, shaped
-from infinipot.config import Sampling
 from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
+from infinipot.sampling import Sampling
 from infinipot.server.step import step
 
 CATALYST = 30

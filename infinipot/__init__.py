@@ -11,7 +11,7 @@ __all__ = ["PotConfig", "PotFileError", "Sampling", "Session", "Stats", "generat
 _HOMES = {
     "PotConfig": "config",
     "PotFileError": "pot_file",
-    "Sampling": "config",
+    "Sampling": "sampling",
     "Session": "session",
     "Stats": "engine.stats",
     "generate": "custom_generate",
@@ -19,7 +19,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from infinipot.config import PotConfig, Sampling
+    from infinipot.config import PotConfig
     from infinipot.custom_generate import generate
     from infinipot.engine.stats import Stats
     from infinipot.model.load import load

@@ -31,6 +31,7 @@ SIZES = (
     "neighbours",
     "chunk_tokens",
     "max_tokens",
+    "min_tokens",
     "limit",
 )
 """Options in tokens or entries, which may end in k or m."""

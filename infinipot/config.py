@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from infinipot.cache.storage import QUANTISED
 from infinipot.checks import (
-    LARGEST,
     RENAMED,
-    finite_number,
     known,
     old_name,
     whole_number,
@@ -261,39 +259,3 @@ def matters(option: str, policy: Policy | type[Policy]) -> bool:
     if option in {field.name for field in dataclasses.fields(PotConfig)}:
         return policy.bounded
     return option in policy.options()
-
-
-SEEDS = (-(2**63), 2**64 - 1)
-"""The least and the greatest seed that torch takes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How tokens are sampled. The defaults are greedy decoding."""
-
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    """Texts that end the answer; they are not part of it."""
-
-    def __post_init__(self) -> None:
-        whole_number("max_tokens", self.max_tokens, 1, LARGEST)
-        whole_number("top_k", self.top_k, 0, LARGEST)
-        if self.seed is not None:
-            whole_number("seed", self.seed, *SEEDS, unit="")
-        finite_number("temperature", self.temperature, 0)
-        finite_number("top_p", self.top_p, 0, 1)
-        finite_number("min_p", self.min_p, 0, 1)
-        if not isinstance(self.stop, (tuple, list)) or not all(
-            isinstance(text, str) for text in self.stop
-        ):
-            raise TypeError(
-                f"stop={self.stop!r} is not allowed: it must be a tuple of texts, e.g. ('END',)"
-            )
-        object.__setattr__(self, "stop", tuple(self.stop))
-        if any(not text for text in self.stop):
-            raise ValueError("stop holds an empty text, which would end every answer at once")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 if TYPE_CHECKING:
@@ -37,6 +37,13 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float
     seed: int | None
     stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    min_tokens: int
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
 
 
 class PotOptions(TypedDict, total=False):

@@ -17,7 +17,7 @@ scoring text
 cache policies
 option_types
 model
-config
+config sampling
 engine
 session custom_generate pot_file
 server eval bench

@@ -56,7 +56,7 @@ ELSEWHERE = {
     "server.md": [
         r"4,194,304 characters", r"ten seconds|every two seconds", r"about 0\.8 seconds", r"about 0\.25 seconds", r"100 bytes a second",
         r"\(60 seconds\)", r"within 20 seconds", r"10 ms to 300 s", r"1 ms to 10 s", r"to 30 seconds", r"after five seconds",
-        r"256 MiB, 10,000 files", r"32 MiB of markup", r"\(120 seconds\)", r"2 GiB of memory",
+        r"256 MiB, 10,000 files", r"64 MiB of them", r"32 MiB of markup", r"\(120 seconds\)", r"2 GiB of memory",
     ],
     "evaluation.md": [r"95 % interval"],
     "options.md": [],

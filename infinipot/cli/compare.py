@@ -14,7 +14,8 @@ from infinipot.cli.app import EPILOG, app
 from infinipot.cli.command_options import CommandOptions, takes
 from infinipot.cli.console import BadUse
 from infinipot.cli.eval import LONGBENCH, check_metrics, rows
-from infinipot.cli.options import COMMON, POT, option
+from infinipot.cli.option import option
+from infinipot.cli.options import COMMON, POT
 from infinipot.cli.parsers import size_from, whole
 from infinipot.cli.sweep import (
     SWEEP,

@@ -25,6 +25,13 @@ GROUPS = {
         "min_p",
         "seed",
         "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "min_tokens",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
         "answer_prefix",
     ),
     "Retention": (

@@ -42,6 +42,8 @@ class Flags:
     allowed_hosts: tuple[str, ...]
     allowed_origins: tuple[str, ...]
     root_path: str
+    tool_parser: str | None
+    tool_template: str | None
     access_log: str | None
     log_level: str
     log_format: str
@@ -98,7 +100,7 @@ def greet(place: socket.socket, model: str, flags: Flags) -> None:
 
 def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     from infinipot.checks import within
-    from infinipot.config import Sampling
+    from infinipot.sampling import Sampling
     from infinipot.server.root_path import checked
     from infinipot.server.settings import Settings
 
@@ -128,6 +130,7 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
         "most_tokens": flags.max_tokens_limit,
         "access_log": flags.access_log,
         "root_path": checked(flags.root_path),
+        **tool_settings(flags),
     }
     if flags.max_sessions is not None:
         bounds["max_sessions"] = flags.max_sessions
@@ -135,6 +138,17 @@ def server_settings(options: CommandOptions, flags: Flags) -> Settings:
     return Settings(
         config=config, sampling=sampling, pot_dir=flags.pot_dir, shared=shared, **bounds
     )
+
+
+def tool_settings(flags: Flags) -> dict[str, Any]:
+    """How functions are told of, and how their calls are read."""
+    from infinipot.text.calls.registry import family_of
+    from infinipot.text.templates import source_of
+
+    if flags.tool_parser is not None:
+        family_of("", flags.tool_parser)
+    source = None if flags.tool_template is None else source_of(flags.tool_template)
+    return {"tool_parser": flags.tool_parser, "tool_template": source}
 
 
 def check_memory(flags: Flags) -> None:

@@ -3,70 +3,15 @@ fill."""
 
 from __future__ import annotations
 
-import ast
-import inspect
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
 
 import typer
 
-from infinipot.checks import SIZES
 from infinipot.cli import config_file
 from infinipot.cli.command import all_options
 from infinipot.cli.console import traces
-from infinipot.cli.parsers import number, number_or_once, size, weights, whole, whole_or_auto
-
-PACKAGE = Path(__file__).parents[1]
-
-
-def dataclass_defaults() -> dict[str, Any]:
-    """The default of every option that has the same one for all policies. It is read from the
-    source, because importing the policies imports torch, which takes seconds."""
-    policies = sorted({*(PACKAGE / "policies").glob("*.py")} - {PACKAGE / "policies" / "base.py"})
-    defaults: dict[str, set[Any]] = {}
-    for path in (PACKAGE / "config.py", *policies):
-        for field in fields_in(path):
-            if isinstance(field.target, ast.Name) and isinstance(
-                field.value, (ast.Constant, ast.Tuple)
-            ):
-                defaults.setdefault(field.target.id, set()).add(ast.literal_eval(field.value))
-    return {name: values.pop() for name, values in defaults.items() if len(values) == 1}
-
-
-def fields_in(path: Path) -> Iterator[ast.AnnAssign]:
-    """The fields of the dataclasses in a file."""
-    for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.decorator_list:
-            yield from (line for line in node.body if isinstance(line, ast.AnnAssign))
-
-
-DEFAULTS = {
-    name: default for name, default in dataclass_defaults().items() if default not in (None, (), "")
-} | {"policy": "infinipot"}
-
-
-PARSERS: dict[Any, Callable[[Any], Any]] = {int: whole, float: number}
-METAVARS = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", Path: "FILE", bool: None}
-
-
-def option(name: str, kind: Any, help: str, *flags: str, **more: Any) -> inspect.Parameter:
-    """One option. Its value is None if neither flag nor environment nor config file gives it."""
-    if name in DEFAULTS and kind is not bool and "[default" not in help:
-        help += f" [default: {DEFAULTS[name]}]"
-    if not flags:
-        flags = (f"--{name.replace('_', '-')}",)
-    parser = PARSERS.get(kind)
-    if name in SIZES:
-        parser = size
-    settings = {"metavar": METAVARS[kind], "parser": parser, **more}
-    info = typer.Option(*flags, help=help, show_envvar=False, show_default=False, **settings)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, info],
-    )
+from infinipot.cli.option import option
+from infinipot.cli.parsers import number_or_once, weights, whole_or_auto
 
 
 def from_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -232,12 +177,41 @@ SAMPLING = (
     option("min_p", float, "Choose among tokens at least this likely, relative to the likeliest."),
     option("seed", int, "Make random choices repeatable."),
     option("stop", list[str], "A text that ends the answer; repeatable."),
+    option(
+        "stop_token_ids",
+        list[int],
+        "A token that ends the answer, by its id; repeatable.",
+        "--stop-token-id",
+    ),
+    option("ignore_eos", bool, "The model's own end tokens do not end the answer.", "--ignore-eos"),
+    option("min_tokens", int, "Tokens of the answer before which no token ends it."),
+    option(
+        "repetition_penalty",
+        float,
+        "Make tokens of question and answer less likely: divide their logits by this.",
+    ),
+    option(
+        "presence_penalty", float, "Make tokens of the answer less likely: subtract this, once."
+    ),
+    option(
+        "frequency_penalty",
+        float,
+        "Make tokens of the answer less likely: subtract this for each time.",
+    ),
+    option(
+        "logit_bias",
+        list[str],
+        "Make a token likelier, or less likely: 42=-5 adds -5 to the logit of token 42; repeatable.",
+        metavar="ID=X",
+    ),
 )
+PER_REQUEST = ("max_tokens", "stop", "stop_token_ids", "min_tokens", "logit_bias")
+"""Options of an answer that a server takes from requests only, or explains in other words."""
 UNSERVED = ("system", "raw", "special_tokens", "prefill")
 SERVED = (
     # the texts and how to read them come with requests
     *(parameter for parameter in POT if parameter.name not in UNSERVED),
-    *(parameter for parameter in SAMPLING if parameter.name not in ("max_tokens", "stop")),
+    *(parameter for parameter in SAMPLING if parameter.name not in PER_REQUEST),
     option(
         "max_tokens", int, "Most tokens of an answer whose request names no number. [default: 1024]"
     ),

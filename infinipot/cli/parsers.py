@@ -66,3 +66,14 @@ def weights(text: Any) -> Any:
     if "," in text:
         return tuple(number(part) for part in text.removesuffix(",").split(","))
     return text
+
+
+def biases(texts: list[str]) -> dict[int, float]:
+    """`42=-5` -> {42: -5.0}"""
+    found = {}
+    for text in texts:
+        token, equals, value = text.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"{text!r} is not allowed: write ID=X, e.g. 42=-5")
+        found[whole(token)] = number(value)
+    return found

@@ -152,6 +152,24 @@ def serve(
             help="The path under which a reverse proxy shows the server, e.g. /infinipot.",
         ),
     ] = "",
+    tool_parser: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-parser",
+            metavar="NAME",
+            help="How the model writes calls of functions: hermes (also Qwen), llama3, mistral, "
+            "gemma, gemma4, gpt_oss. [default: as its chat template shows]",
+        ),
+    ] = None,
+    tool_template: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-template",
+            metavar="FILE",
+            help="A chat template for requests with tools, if the model's own knows none: a file, "
+            "or chatml. [default: chatml for smollm2]",
+        ),
+    ] = None,
     access_log: Annotated[
         str | None,
         typer.Option(
@@ -223,6 +241,8 @@ def serve(
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
         root_path=root_path,
+        tool_parser=tool_parser,
+        tool_template=tool_template,
         access_log=access_log,
         log_level=log_level,
         log_format=log_format,

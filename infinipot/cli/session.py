@@ -19,6 +19,7 @@ from infinipot.cli.console import (
     say,
     silence,
 )
+from infinipot.cli.parsers import biases
 from infinipot.cli.policy_names import parse_policy
 from infinipot.cli.progress import ReadingProgress, distillations
 from infinipot.cli.source import Source
@@ -58,14 +59,16 @@ def prepare(
     if save is not None:
         check_writable("save", save)
     with doing("starting", options.quiet):
-        from infinipot.config import Sampling
+        from infinipot.sampling import Sampling
 
         if pot is None:
             config = options.config()
         else:
             config = saved_config(pot, options)
-        stop = tuple(options["stop"] or ())
-        sampling = Sampling(**{**options.fields_of(Sampling), "stop": stop})
+        fields = options.fields_of(Sampling)
+        if "logit_bias" in fields:
+            fields["logit_bias"] = biases(fields["logit_bias"])
+        sampling = Sampling(**fields)
     if source:
         check_question(config, question)
     if options["system"] and options["raw"]:

@@ -13,7 +13,7 @@ import typer
 from infinipot.cli import parsers
 from infinipot.cli.command_options import CommandOptions
 from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, put, say, silence
-from infinipot.cli.options import option
+from infinipot.cli.option import option
 from infinipot.cli.policy_names import search_current_folder
 from infinipot.cli.progress import SweepProgress
 from infinipot.text.json_text import json_text

@@ -14,7 +14,7 @@ from infinipot.engine.distill import take
 from infinipot.engine.late import LateDistillation
 from infinipot.engine.plan import LATE
 from infinipot.engine.reader import Reader
-from infinipot.engine.sampling import PickedTokens
+from infinipot.engine.sampling import PickedTokens, Sampler
 from infinipot.engine.truncate import LateCut
 
 Pick = Callable[[Tensor], int]
@@ -33,6 +33,9 @@ class GenerationOptions:
     catalyst: Tensor | None = None
     """Token ids for distillations during the generation. Needed with `keep`, and if prompt and
     answer do not fit."""
+    sampler: Sampler | None = None
+    """The sampler within `pick`, which must know the answer's tokens; None: `pick` itself, if it is
+    one."""
     settled: Callable[[], None] = lambda: None
     """Called at the end, if the pot has changed."""
 
@@ -78,6 +81,11 @@ class Generation:
         if self.catalyst is reader.pot.newest:
             self.catalyst = self.pot.newest
         self.tokens: list[int] = []
+        self.sampler = self.options.sampler
+        if isinstance(self.options.pick, Sampler):
+            self.sampler = self.options.pick
+        if self.sampler is not None:
+            self.sampler.answer.begin(prompt, self.options.stop_ids)
         self.picked: tuple[PickedTokens, int] | None = None
         """The next token if it is picked already: those of several answers, and its place there."""
         self.prompt_is_read = False
@@ -170,6 +178,8 @@ class Generation:
         if self.complete or token in self.options.stop_ids:
             return None
         self.tokens.append(token)
+        if self.sampler is not None:
+            self.sampler.answer.accept(token)
         return token
 
     def make_room(self) -> None:
@@ -193,6 +203,8 @@ class Generation:
             self._leave()
         finally:
             self.reader.busy = False
+            if self.sampler is not None:
+                self.sampler.answer.end()
 
     def _leave(self) -> None:
         reader = self.reader

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from infinipot.config import Sampling
+from infinipot.engine.penalties import AnswerTokens, Constraint, Penalties
+from infinipot.sampling import Sampling
 
 COLDEST = 1e-5
 """Below this temperature the likeliest token is taken, as at 0."""
@@ -26,10 +27,11 @@ BELOW_ONE = 1 - 2**-53
 
 class Sampler:
     """Picks the next token: the likeliest at a temperature near 0, else at random. A seed makes the choice
-    repeatable: alone and in a batch, on every device."""
+    repeatable: alone and in a batch, on every device. One answer at a time."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, constraint: Constraint | None = None) -> None:
         self.sampling = sampling
+        self.answer = AnswerTokens(sampling, constraint)
         self.greedy = sampling.temperature < COLDEST
         self._numbers = _uniform(sampling.seed)
 
@@ -97,6 +99,9 @@ class SamplerBatch:
             dtype=torch.long,
             device=device,
         )
+        self.penalties: Penalties | None = None
+        if any(sampler.answer.matters for sampler in samplers):
+            self.penalties = Penalties([sampler.answer for sampler in samplers], device)
         options = [sampler.sampling for sampler in self.warm]
         self.temperature = self._column([min(one.temperature, HOTTEST) for one in options]).float()
         self.min_p = self._column([one.min_p for one in options])
@@ -111,6 +116,8 @@ class SamplerBatch:
 
     def sample(self, logits: Tensor) -> Tensor:
         """logits [B, V] float32 -> ids [B] int64."""
+        if self.penalties is not None:
+            logits = self.penalties(logits)
         if not self.warm:
             return logits.argmax(dim=-1)
         if not self.mixed:

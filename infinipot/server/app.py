@@ -21,8 +21,17 @@ from infinipot.server.errors import APIError
 from infinipot.server.invalid import sentence
 from infinipot.server.json_reply import JsonReply
 from infinipot.server.root_path import RootPath
-from infinipot.server.routes import documents, openai, pots, web
+from infinipot.server.routes import documents, openai, pots, responses, web
 from infinipot.server.service import Service, handler_error
+
+ROUTERS = (
+    openai.router,
+    responses.router,
+    pots.router,
+    documents.router,
+    openai.health_router,
+    web.router,
+)
 
 
 def create_app(service: Service) -> FastAPI:
@@ -51,7 +60,7 @@ def create_app(service: Service) -> FastAPI:
         telemetry={"tracing": False, "logs": False},  # has queries in it: `tracing` has its own
     )
     app.state.service = service
-    for router in (openai.router, pots.router, documents.router, openai.health_router, web.router):
+    for router in ROUTERS:
         app.include_router(router)
     app.mount("/page", web.files, name="page")
     add_layers(app, service)

@@ -11,6 +11,7 @@ from torch import Tensor
 from infinipot.engine.decode import InvalidLogits
 from infinipot.server.errors import APIError
 from infinipot.session import Session
+from infinipot.text.calls.base import Part
 
 NEVER = -9999.0
 """The log probability of what never comes, as OpenAI writes it: JSON has no infinity."""
@@ -34,6 +35,14 @@ class Piece:
 
     text: str
     likely: list[Likely]
+    parts: tuple[Part, ...] = ()
+    """What the text holds, if that is more than text: `text` is empty then."""
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        if self.text:
+            return (Part(content=self.text),)
+        return self.parts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,10 +18,14 @@ FIELDS = {
     "images, sound and files cannot be read",
     "stop": "must be a text, or a list of up to 16 texts, each of 1 to 1,000 characters",
     "prompt": "must be a text, token ids, a list of texts, or a list of lists of token ids",
-    "response_format": 'must be {"type": "text"}: answers are free text',
-    "tools": "must be empty: this server calls no tools",
-    "tool_calls": "must be empty: this server calls no tools",
-    "logit_bias": "must be empty: this server changes no logits",
+    "response_format": 'must be {"type": "text"}, {"type": "json_object"}, or '
+    '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
+    "tool_choice": 'must be "none", "auto", "required", or '
+    '{"type": "function", "function": {"name": "..."}}',
+    "logit_bias": "must be an object with token ids as names and numbers from -100 to 100",
+    "guided_json": "must be a JSON schema, as an object or as text",
+    "input": "must be a text, or a list of items: messages with role and content (texts only), "
+    "function_call, function_call_output, reasoning",
     "metadata": "must be an object with texts as values",
 }
 """Fields that may have several forms. pydantic would tell of one of them."""

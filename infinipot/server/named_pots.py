@@ -13,7 +13,6 @@ from infinipot.server.disk import ready
 from infinipot.server.errors import APIError
 from infinipot.server.jobs.fill import FillJob, Watcher, view
 from infinipot.server.pot_store import PendingLoad
-from infinipot.server.prompts import PotContext
 from infinipot.server.scheduler import Scheduler
 from infinipot.server.stored_pot import (
     StoredPot,
@@ -22,6 +21,7 @@ from infinipot.server.stored_pot import (
     stamp_of,
     unknown_pot,
 )
+from infinipot.server.text_prompts import PotContext
 
 
 class NamedPots:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from infinipot.server.fields import NAME
 from infinipot.server.pot_folder import PotFolder, by_age
-from infinipot.server.schema import NAME
 from infinipot.server.stored_pot import (
     CONVERSATION,
     SUFFIX,

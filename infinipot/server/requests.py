@@ -5,20 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from infinipot.config import PotConfig, Sampling
+from infinipot.config import PotConfig
 from infinipot.policies.base import Policy
 from infinipot.policies.registry import POLICIES
+from infinipot.sampling import SEEDS, Sampling
 from infinipot.server.errors import APIError
+from infinipot.server.forms import answer_form, completion_form, style_of
 from infinipot.server.jobs.answer import AnswerJob, Question
 from infinipot.server.jobs.echo import EchoJob
-from infinipot.server.prompts import PotContext
 from infinipot.server.schema import ChatRequest, CompletionRequest, Options, PotOptions
 from infinipot.server.service import Service
 from infinipot.server.stream import EventStream
+from infinipot.server.text_prompts import PotContext
 
 MAX_PROBABILITIES = 250_000
 """Log probabilities in a reply that is not streamed. Each takes half a kilobyte."""
 MAX_PROMPTS = 128
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+)
 Submission = tuple[AnswerJob, EventStream]
 
 
@@ -73,14 +88,20 @@ def fields_of(options: Options | PotOptions, *names: str) -> dict[str, Any]:
 
 
 def sampling_of(service: Service, options: Options, max_tokens: int | None) -> Sampling:
-    values = fields_of(options, "temperature", "top_p", "top_k", "min_p", "seed")
+    values = fields_of(options, *SAMPLING)
+    if options.logit_bias is not None:
+        values["logit_bias"] = biases(options.logit_bias)
     if isinstance(options.stop, str):
         values["stop"] = (options.stop,)
     elif options.stop is not None:
         values["stop"] = tuple(options.stop)
     if max_tokens:
         values["max_tokens"] = max_tokens
-    sampling = replace(service.settings.sampling, **values)
+    try:
+        sampling = replace(service.settings.sampling, **values)
+        sampling.check_tokens(service.engine.runner.vocabulary)
+    except ValueError as problem:
+        raise APIError(400, str(problem)) from None
     most = service.settings.most_tokens
     if sampling.max_tokens > most:
         raise APIError(
@@ -90,6 +111,17 @@ def sampling_of(service: Service, options: Options, max_tokens: int | None) -> S
             param="max_tokens",
         )
     return sampling
+
+
+def biases(given: dict[str, float]) -> dict[int, float]:
+    """logit_bias as JSON has it: ids are texts there."""
+    found = {}
+    for token, value in given.items():
+        if not token.isdecimal():
+            message = f"logit_bias names {token!r}, which is no token id: ids are whole numbers"
+            raise APIError(400, message, param="logit_bias")
+        found[int(token)] = value
+    return found
 
 
 def check_probabilities(tokens: int, top: int | None, streamed: bool) -> None:
@@ -120,33 +152,64 @@ async def pot_context(service: Service, options: Options) -> tuple[PotContext | 
     return await service.engine.ask(lambda: service.pots.context(name))
 
 
-async def chat_job(service: Service, body: ChatRequest) -> Submission:
-    engine = service.engine
-    stream = EventStream(engine.outbox)
+async def chat_jobs(service: Service, body: ChatRequest) -> list[Submission]:
+    """One job for each answer."""
     service.check_model(body.model)
+    check_chat(body)
+    context, config = await pot_context(service, body)
+    sampling = sampling_of(service, body, body.max_completion_tokens or body.max_tokens)
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    answers = body.n or 1
+    check_probabilities(answers * sampling.max_tokens, top, bool(body.stream))
+
+    def question() -> Question:
+        style = style_of(service, body)
+        prompt = service.engine.prompts.chat(body.messages, config, context, style)
+        form, settled = answer_form(service, body, style, prompt, sampling)
+        return Question(
+            config,
+            prompt,
+            settled,
+            top=top,
+            pot=body.pot,
+            label=body.session,
+            salt=body.cache_salt or "",
+            form=form,
+        )
+
+    return answer_jobs(service, await service.tokenize(question), answers)
+
+
+def check_chat(body: ChatRequest) -> None:
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         message = "max_tokens and max_completion_tokens are both given: use one"
         raise APIError(400, message, param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    context, config = await pot_context(service, body)
-    sampling = sampling_of(service, body, max_tokens)
-    top = (body.top_logprobs or 0) if body.logprobs else None
-    check_probabilities(sampling.max_tokens, top, bool(body.stream))
-    prompt = await service.tokenize(engine.prompts.chat, body.messages, config, context)
-    question = Question(
-        config,
-        prompt,
-        sampling,
-        top=top,
-        pot=body.pot,
-        label=body.session,
-        salt=body.cache_salt or "",
-    )
-    job = AnswerJob(question, engine.prompts, stream.send)
-    job.stalled = stream.is_full
-    return job, stream
+
+
+def answer_jobs(service: Service, question: Question, answers: int) -> list[Submission]:
+    """Jobs of several answers to one prompt. The first one reads the text for all; with a seed, each
+    has its own."""
+    found: list[Submission] = []
+    for number in range(answers):
+        sampling = question.sampling
+        if sampling.seed is not None:
+            sampling = replace(sampling, seed=seed_of(sampling.seed, number))
+        stream = EventStream(service.engine.outbox)
+        job = AnswerJob(replace(question, sampling=sampling), service.engine.prompts, stream.send)
+        job.stalled = stream.is_full
+        if found:
+            job.leader = found[0][0]
+            job.leader.followers.append(job)
+        found.append((job, stream))
+    return found
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of an answer, by its number."""
+    least, greatest = SEEDS
+    return least + (seed + number - least) % (greatest - least + 1)
 
 
 def prompts_of(body: CompletionRequest) -> list[Any]:
@@ -173,23 +236,24 @@ def prompts_of(body: CompletionRequest) -> list[Any]:
 
 
 async def completion_jobs(service: Service, body: CompletionRequest) -> list[Submission]:
-    """One job for each prompt."""
-    engine = service.engine
+    """One job for each answer to each prompt."""
     service.check_model(body.model)
     prompts = prompts_of(body)
+    answers = answers_of(body, len(prompts))
     sampling = sampling_of(service, body, body.max_tokens)
     context, config = await pot_context(service, body)
+    form = await service.tokenize(completion_form, service, body)
     tokens = 0
-    jobs = []
+    jobs: list[Submission] = []
     for text in prompts:
         try:
             prompt = await service.tokenize(
-                engine.prompts.plain, text, config, context, bool(body.special_tokens)
+                service.engine.prompts.plain, text, config, context, bool(body.special_tokens)
             )
         except ValueError as problem:
             raise APIError(400, str(problem), param="prompt") from None
         tokens += len(prompt.ids) if body.echo else 0
-        tokens += 0 if body.max_tokens == 0 else sampling.max_tokens
+        tokens += 0 if body.max_tokens == 0 else sampling.max_tokens * answers
         check_probabilities(tokens, body.logprobs, bool(body.stream))
         question = Question(
             config,
@@ -200,21 +264,38 @@ async def completion_jobs(service: Service, body: CompletionRequest) -> list[Sub
             label=body.session,
             keep=body.session is not None,
             salt=body.cache_salt or "",
+            form=form,
         )
-        jobs.append(completion_job(service, body, question))
+        if body.echo:
+            jobs.append(echo_job(service, body, question))
+        else:
+            jobs += answer_jobs(service, question, answers)
     return jobs
 
 
-def completion_job(service: Service, body: CompletionRequest, question: Question) -> Submission:
+def answers_of(body: CompletionRequest, prompts: int) -> int:
+    """How many answers each prompt gets."""
+    answers = body.n or 1
+    if body.best_of not in (None, answers):
+        message = "best_of is only allowed to be n: the best of more answers is not chosen here"
+        raise APIError(400, message, param="best_of")
+    if body.echo and answers > 1:
+        raise APIError(400, "echo does not go together with n above 1: leave one out", param="n")
+    if prompts * answers > MAX_PROMPTS:
+        raise APIError(
+            400,
+            f"{prompts} prompts with n={answers} are {prompts * answers} answers: "
+            f"{MAX_PROMPTS} are allowed",
+            param="n",
+        )
+    return answers
+
+
+def echo_job(service: Service, body: CompletionRequest, question: Question) -> Submission:
     engine = service.engine
     stream = EventStream(engine.outbox)
-    if body.echo:
-        silent = body.max_tokens == 0
-        question = replace(question, keep=False)
-        job: AnswerJob = EchoJob(
-            question, engine.prompts, stream.send, runner=engine.runner, silent=silent
-        )
-    else:
-        job = AnswerJob(question, engine.prompts, stream.send)
+    question = replace(question, keep=False)
+    silent = body.max_tokens == 0
+    job = EchoJob(question, engine.prompts, stream.send, runner=engine.runner, silent=silent)
     job.stalled = stream.is_full
     return job, stream

@@ -12,9 +12,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Likely, Piece
+from infinipot.server.stream import Whole
+from infinipot.text.calls.base import Part
 from infinipot.text.json_text import json_text
 from infinipot.text.pieces import piece_bytes
+from infinipot.text.reply import Reply
 
 DONE = "data: [DONE]\n\n"
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -51,10 +55,18 @@ class Form(ABC):
     kind: str
     chunk_kind: str
     prefix: str
+    last = DONE
+    """What ends a stream."""
 
     def __init__(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, wants_logprobs: bool
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        wants_logprobs: bool,
+        answers: int = 1,
     ) -> None:
+        """answers: to each prompt."""
+        self.answers = answers
         self.model = model
         self.tokenizer = tokenizer
         self.wants_logprobs = wants_logprobs
@@ -75,50 +87,57 @@ class Form(ABC):
             **more,
         }
 
-    def whole(self, answers: Sequence[tuple[str, list[Likely], Done]]) -> dict[str, Any]:
-        """A reply that is not streamed. answers: text, probabilities and end of each."""
+    def whole(self, answers: Sequence[Whole]) -> dict[str, Any]:
+        """A reply that is not streamed."""
         choices = [
             {
                 "index": number,
-                **self.message(text),
-                "logprobs": self.logprobs(likely),
-                "finish_reason": done.reason,
+                **self.message(answer.reply),
+                "logprobs": self.logprobs(answer.likely),
+                "finish_reason": answer.done.reason,
             }
-            for number, (text, likely, done) in enumerate(answers)
+            for number, answer in enumerate(answers)
         ]
-        return self._envelope(
-            self.kind, choices, usage=total([done.report for _, _, done in answers])
-        )
+        reports = [answer.done.report for answer in answers]
+        return self._envelope(self.kind, choices, usage=total(reports, self.answers))
 
     def first(self, number: int) -> list[dict[str, Any]]:
         """Chunks before any text."""
         return []
 
-    def piece(self, number: int, piece: Piece) -> dict[str, Any]:
-        choice = {
-            "index": number,
-            **self.delta(piece.text),
-            "logprobs": self.logprobs(piece.likely),
-            "finish_reason": None,
-        }
-        return self._envelope(self.chunk_kind, [choice])
+    def piece(self, number: int, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks of a piece; its probabilities are in the first one."""
+        deltas = [delta for part in piece.all_parts for delta in self.deltas(part)]
+        chunks = []
+        for place, delta in enumerate(deltas or self.deltas(Part())):
+            logprobs = None if place else self.logprobs(piece.likely)
+            choice = {"index": number, **delta, "logprobs": logprobs, "finish_reason": None}
+            chunks.append(self._envelope(self.chunk_kind, [choice]))
+        return chunks
 
-    def end(self, number: int, done: Done) -> dict[str, Any]:
-        return self._envelope(
-            self.chunk_kind,
-            [{"index": number, **self.delta(""), "logprobs": None, "finish_reason": done.reason}],
-        )
+    def end(self, number: int, done: Done) -> list[dict[str, Any]]:
+        (delta,) = self.deltas(Part())
+        choice = {"index": number, **delta, "logprobs": None, "finish_reason": done.reason}
+        return [self._envelope(self.chunk_kind, [choice])]
+
+    def line(self, event: dict[str, Any]) -> str:
+        """A chunk as an event of a stream."""
+        return sse(event)
+
+    def failure(self, problem: APIError) -> dict[str, Any]:
+        """What ends a stream that fails."""
+        return problem.body()
 
     def usage(self, reports: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._envelope(self.chunk_kind, [], usage=total(reports))
+        return self._envelope(self.chunk_kind, [], usage=total(reports, self.answers))
 
     @abstractmethod
-    def message(self, text: str) -> dict[str, Any]:
+    def message(self, reply: Reply) -> dict[str, Any]:
         """The fields of a whole answer."""
 
     @abstractmethod
-    def delta(self, text: str) -> dict[str, Any]:
-        """The fields of a piece of an answer."""
+    def deltas(self, part: Part) -> list[dict[str, Any]]:
+        """The fields of the chunks for a part of an answer; of one chunk for an empty part."""
 
     @abstractmethod
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
@@ -130,8 +149,18 @@ class ChatForm(Form):
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def message(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def message(self, reply: Reply) -> dict[str, Any]:
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": reply.content,
+            "refusal": None,
+        }
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["content"] = reply.content or None
+            message["tool_calls"] = [call.message() for call in reply.calls]
+        return {"message": message}
 
     def first(self, number: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -142,8 +171,21 @@ class ChatForm(Form):
             )
         ]
 
-    def delta(self, text: str) -> dict[str, Any]:
-        return {"delta": {"content": text} if text else {}}
+    def deltas(self, part: Part) -> list[dict[str, Any]]:
+        """A call comes with its name first, then with pieces of its arguments."""
+        deltas: list[dict[str, Any]] = []
+        if part.reasoning:
+            deltas.append({"reasoning_content": part.reasoning})
+        if part.content:
+            deltas.append({"content": part.content})
+        if part.name is not None:
+            function = {"name": part.name, "arguments": ""}
+            call = {"index": part.call, "id": part.id, "type": "function", "function": function}
+            deltas.append({"tool_calls": [call]})
+        if part.arguments:
+            function = {"arguments": part.arguments}
+            deltas.append({"tool_calls": [{"index": part.call, "function": function}]})
+        return [{"delta": delta} for delta in deltas or [{}]]
 
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
         def entry(token: int, logprob: float | None) -> dict[str, Any]:
@@ -165,10 +207,11 @@ class CompletionForm(Form):
     chunk_kind = "text_completion"
     prefix = "cmpl"
 
-    def message(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def message(self, reply: Reply) -> dict[str, Any]:
+        return {"text": reply.content}
 
-    delta = message
+    def deltas(self, part: Part) -> list[dict[str, Any]]:
+        return [{"text": part.content}]
 
     def logprobs(self, likely: list[Likely]) -> dict[str, Any] | None:
         if not self.wants_logprobs:
@@ -194,11 +237,17 @@ class CompletionForm(Form):
         return top
 
 
-def total(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """The usage of all answers of a request. `pot` describes the last answer's pot."""
-    usage = {
-        name: sum(report[name] for report in reports)
-        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+def total(reports: list[dict[str, Any]], answers: int = 1) -> dict[str, Any]:
+    """The usage of all answers of a request. answers: to each prompt, which counts once. `pot`
+    describes the last answer's pot."""
+    firsts = reports[::answers]
+    prompts = sum(report["prompt_tokens"] for report in firsts)
+    completions = sum(report["completion_tokens"] for report in reports)
+    cached = sum(report["prompt_tokens_details"]["cached_tokens"] for report in firsts)
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": completions,
+        "total_tokens": prompts + completions,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "pot": reports[-1]["pot"],
     }
-    cached = sum(report["prompt_tokens_details"]["cached_tokens"] for report in reports)
-    return {**usage, "prompt_tokens_details": {"cached_tokens": cached}, "pot": reports[-1]["pot"]}

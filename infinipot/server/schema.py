@@ -1,65 +1,27 @@
-"""The fields of requests. Unknown fields are refused by name."""
+"""The fields of requests."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-"""A pot's name: letters, digits, _ and -. It cannot lead out of the folder of pots."""
-Name = Annotated[str, Field(pattern=NAME, examples=["book"])]
-
-
-def whole_characters(text: str) -> str:
-    """Refuse halves of surrogate pairs, which JSON can contain and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as problem:
-        raise PydanticCustomError(
-            "half_of_a_character",
-            "holds half of a character at place {place}, which UTF-8 cannot hold",
-            {"place": problem.start},
-        ) from None
-    return text
-
-
-def not_a_switch(value: Any) -> Any:
-    """Refuse true and false, which Python takes for 1 and 0, and numbers in quotes."""
-    if isinstance(value, (bool, str)):
-        raise PydanticCustomError("number_type", "must be a number, not true, false or a text")
-    return value
-
-
-Text = Annotated[str, AfterValidator(whole_characters)]
-Whole = Annotated[int, BeforeValidator(not_a_switch)]
-Number = Annotated[float, BeforeValidator(not_a_switch)]
-SALT = (
-    "A secret of the client. A conversation with a salt goes on, and is named, "
-    "only with the same salt."
+from infinipot.server.fields import (
+    MAX_PARTS,
+    Name,
+    Number,
+    Salt,
+    Several,
+    Stop,
+    Strict,
+    Text,
+    Whole,
 )
-Salt = Annotated[Text, Field(min_length=1, max_length=256, description=SALT)]
-Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
-T = TypeVar("T")
-Several = Annotated[list[T], Field(fail_fast=True)]
-"""A list that is refused at its first wrong item: a list of all errors takes a thousand times the
-memory of the items."""
-MAX_PARTS = 10_000
-"""Messages of a conversation; parts of a message."""
+from infinipot.server.tool_fields import ResponseFormat, Structure, Tool, ToolCall, ToolChoice
 
-
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def one_unknown_field(cls, fields: Any) -> Any:
-        """Keep only the first unknown field: one is enough to refuse, and each takes an error."""
-        if not isinstance(fields, dict) or len(fields) <= len(cls.model_fields):
-            return fields
-        unknown = [name for name in fields if name not in cls.model_fields]
-        return {name: value for name, value in fields.items() if name not in unknown[1:]}
+Bias = Annotated[Number, Field(ge=-100, le=100)]
+MAX_CALLS = 256
+MAX_TOOLS = 512
 
 
 class TextPart(Strict):
@@ -69,7 +31,7 @@ class TextPart(Strict):
 
 
 class Message(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Text
         | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
@@ -79,7 +41,11 @@ class Message(Strict):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
+    tool_call_id: Text | None = Field(None, description="Whose result a message of a tool is.")
+    parsed: Any = Field(None, description="Accepted, not used.")
+    reasoning_content: Text | None = Field(None, description="Accepted, not used.")
+    reasoning: Text | None = Field(None, description="Accepted, not used.")
     annotations: Annotated[list[Any], Field(max_length=1000)] | None = Field(
         None, description="Accepted, not used."
     )
@@ -133,10 +99,25 @@ class Options(PotOptions):
     stop: Stop | Annotated[list[Stop], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Literal[1] | None = None
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    n: Whole | None = Field(None, ge=1, le=128, description="Answers to one prompt.")
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
+    presence_penalty: Number | None = Field(None, ge=-2, le=2)
+    repetition_penalty: Number | None = Field(None, gt=0, le=100)
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = Field(
+        None, description="What is added to the logits of tokens, by their ids."
+    )
+    stop_token_ids: Annotated[list[Whole], Field(max_length=64)] | None = Field(
+        None, description="Tokens that end the answer."
+    )
+    min_tokens: Whole | None = Field(None, ge=0, le=2**31)
+    ignore_eos: bool | None = Field(
+        None, description="The model's own end tokens do not end the answer."
+    )
+    structured_outputs: Structure | None = None
+    guided_json: dict[str, Any] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1, max_length=1000)] | None = None
+    guided_grammar: Text | None = None
     user: Text | None = Field(None, description="Accepted, not used.")
     metadata: dict[str, str] | None = Field(None, description="Accepted, not used.")
     store: bool | None = Field(None, description="Accepted, not used.")
@@ -157,8 +138,30 @@ class ChatRequest(Options):
     max_completion_tokens: Whole | None = Field(None, ge=1, le=2**31)
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
-    response_format: dict[Literal["type"], Literal["text"]] | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: one call an answer.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Options of the model's chat template, such as enable_thinking."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the template does not begin the answer."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the answer goes on with it."
+    )
+    include_reasoning: bool | None = Field(
+        None, description="false: the answer comes without its reasoning."
+    )
+    reasoning_effort: Text | None = Field(
+        None, description="An option of the model's chat template, if that knows it."
+    )
+    service_tier: Text | None = Field(None, description="Accepted, not used.")
+    verbosity: Text | None = Field(None, description="Accepted, not used.")
+    prediction: dict[str, Any] | None = Field(None, description="Accepted, not used.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Accepted, not used.")
+    prompt_cache_retention: Text | None = Field(None, description="Accepted, not used.")
     prompt_cache_key: Text | None = Field(None, description="Accepted, not used.")
     safety_identifier: Text | None = Field(None, description="Accepted, not used.")
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
@@ -166,14 +169,6 @@ class ChatRequest(Options):
     function_call: None = None
     functions: None = None
     moderation: None = None
-    parallel_tool_calls: None = None
-    prediction: None = None
-    prompt_cache_options: None = None
-    prompt_cache_retention: None = None
-    reasoning_effort: None = None
-    service_tier: None = None
-    tool_choice: None = None
-    verbosity: None = None
     web_search_options: None = None
 
 
@@ -192,7 +187,7 @@ class CompletionRequest(Options):
         description="The answer begins with the prompt. "
         "With logprobs, it includes those of the prompt's tokens.",
     )
-    best_of: Literal[1] | None = None
+    best_of: Whole | None = Field(None, ge=1, le=128, description="The same as n.")
     suffix: None = None
 
 
@@ -240,45 +235,3 @@ class NewPot(FillOptions):
     text: Text | None = None
     session: Name | None = None
     cache_salt: Salt | None = None
-
-
-class Problem(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorReply(BaseModel):
-    """The form of every error."""
-
-    error: Problem
-
-
-ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {
-        "model": ErrorReply,
-        "description": "The request cannot be used. The message says why.",
-    },
-    401: {"model": ErrorReply, "description": "The API key is wrong or missing."},
-    403: {"model": ErrorReply, "description": "The request comes from a page of another site."},
-    404: {"model": ErrorReply, "description": "The model, pot or path does not exist."},
-    409: {
-        "model": ErrorReply,
-        "description": "A conflict: the name is in use, or the file is damaged.",
-    },
-    408: {"model": ErrorReply, "description": "The body came too slowly."},
-    413: {"model": ErrorReply, "description": "The body is too large."},
-    421: {
-        "model": ErrorReply,
-        "description": "The Host header names no host of this server.",
-    },
-    429: {"model": ErrorReply, "description": "Too many requests are waiting."},
-    503: {
-        "model": ErrorReply,
-        "description": "Try again later: the model is loading, or memory or disk is full.",
-    },
-}
-STREAMS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
-}

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
+from infinipot.checks import EMBEDDED
 from infinipot.server.conversion import Conversions
 from infinipot.server.documents import Documents
 from infinipot.server.engine import Engine
@@ -21,7 +22,9 @@ from infinipot.server.folder_lock import FolderLock
 from infinipot.server.hosts import Hosts
 from infinipot.server.metrics import Metrics
 from infinipot.server.named_pots import NamedPots
+from infinipot.server.response_store import ResponseStore
 from infinipot.server.settings import Settings
+from infinipot.text.templates import source_of
 
 if TYPE_CHECKING:
     from infinipot.model.runner import ModelRunner
@@ -79,10 +82,13 @@ class Service:
         else:
             self.name = model
         self.names = {self.name, model}
+        if model == EMBEDDED and settings.tool_template is None:
+            settings = replace(settings, tool_template=source_of("chatml"))
         self.settings = settings
         self.access = Access(**access)
         conversions = Conversions(self.access.conversion_s, settings.queue)
         self.documents = Documents(conversions, self.access.max_body_bytes)
+        self.responses = ResponseStore()
         self.body_bytes = 0
         """Bytes of the bodies of all open requests."""
         config = settings.config

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infinipot.config import PotConfig, Sampling
+from infinipot.config import PotConfig
+from infinipot.sampling import Sampling
 from infinipot.server.slices import MAX_STALL_S
 
 
@@ -34,5 +35,10 @@ class Settings:
     """The form of the line for each request: text, json, off."""
     root_path: str = ""
     """The path under which a reverse proxy shows the server, as `root_path.checked` returns it."""
+    tool_parser: str | None = None
+    """The family whose calls are read; None: by the chat template."""
+    tool_template: str | None = None
+    """The source of a chat template for requests with tools; None: the model's own, and for the
+    embedded model, whose own knows none, `chatml`."""
     shared: bool = False
     """Whether other servers with the same model also use pot_dir."""

@@ -18,7 +18,7 @@ from infinipot.config import PotConfig
 from infinipot.model.runner import ModelRunner
 from infinipot.pot_file import Origin, describe, in_force
 from infinipot.server.errors import APIError
-from infinipot.server.prompts import PotContext
+from infinipot.server.text_prompts import PotContext
 from infinipot.session import Session
 
 SUFFIX = ".pot.safetensors"

@@ -6,12 +6,24 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Likely, Piece
+from infinipot.text.calls.base import Part, joined
+from infinipot.text.reply import Reply
 
 MAX_EVENTS = 512
 """Events that may wait for a client before its answer pauses."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A complete answer: what it holds, its probabilities, its end."""
+
+    reply: Reply
+    likely: list[Likely]
+    done: Done
 
 
 class Outbox:
@@ -82,12 +94,15 @@ class EventStream:
             raise event
         return event
 
-    async def whole(self) -> tuple[str, list[Likely], Done]:
-        """The complete answer: text, probabilities, end."""
-        text: list[str] = []
+    async def whole(self) -> Whole:
+        """The complete answer."""
+        parts: list[Part] = []
         likely: list[Likely] = []
         while not isinstance(event := await self.next(), Done):
             assert isinstance(event, Piece)
-            text.append(event.text)
+            parts += event.all_parts
             likely += event.likely
-        return "".join(text), likely, event
+        reply = Reply()
+        for part in joined(parts):
+            reply.add(part)
+        return Whole(reply, likely, event)

@@ -54,6 +54,8 @@ class Session(SessionAnswers):
         self.special_tokens = special_tokens
         self._reader = reader_for(self.runner, config_of(config), tokenizer)
         self._dialogue: Dialogue | None = None
+        self._head: list[int] | None = None
+        """The ids of the head, instead of the template's own."""
         self._reasons: list[str] = []
 
     def append(
@@ -83,6 +85,17 @@ class Session(SessionAnswers):
             for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
                 self._read(dialogue, ids, catalyst, progress, more)
                 self._reader.distil_full()
+
+    def use_head(self, ids: list[int]) -> None:
+        """Begin with these ids instead of the template's own head: they hold more, such as tools.
+        Nothing may have been read."""
+        self._head = ids
+
+    def go_on(self) -> None:
+        """The next text follows an answer with ids of its own for what the template puts between."""
+        if self._dialogue is not None:
+            self._dialogue.answered = False
+            self._dialogue.in_text = True
 
     def recall(self, message: str, answer: str) -> None:
         """Read a message and the answer that it got elsewhere, as `chat` leaves both in the pot."""

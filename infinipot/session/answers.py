@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
 from infinipot.checks import old_name
-from infinipot.config import Sampling
 from infinipot.engine.answer import Answer
 from infinipot.engine.decode import answer
 from infinipot.engine.generation import Generation
 from infinipot.engine.sampling import Sampler, end_tokens
+from infinipot.sampling import Sampling
 from infinipot.session.arguments import Question, fed, listed, sampling_of, uses_template
 from infinipot.session.catalyst import answer_catalyst
 from infinipot.session.view import SessionView
@@ -33,6 +34,7 @@ class SessionAnswers(SessionView):
     system: str | None
     template: bool | None
     special_tokens: bool
+    _head: list[int] | None
 
     def ask(
         self,
@@ -105,7 +107,8 @@ class SessionAnswers(SessionView):
         max_tokens: most tokens of the answer. pick: next-token logits [1, V] float32 -> id. keep:
         question and answer become part of the pot. aware: distillations for the answer use the
         question as the catalyst. stop_ids: ids that end the answer; None: all that the model, its
-        tokenizer and the template name. special_tokens: instead of the session's.
+        tokenizer and the template name. special_tokens: instead of the session's. sampler: the one
+        within `pick`, if that is none itself.
         """
         prompt, generation = self._prepare(question, **options)
         return Generation(self._reader, prompt, **generation)
@@ -123,7 +126,7 @@ class SessionAnswers(SessionView):
         **options: Any,
     ) -> tuple[list[int], dict[str, Any]]:
         """The ids that are read before an answer, and the fields of its `GenerationOptions`.
-        options: max_tokens, pick."""
+        options: max_tokens, pick, sampler."""
         reader = self._reader
         reader.check_idle()
         question = listed(question)
@@ -147,11 +150,19 @@ class SessionAnswers(SessionView):
         settled = dialogue.note_answer
         return prompt, {
             **options,
-            "stop_ids": stop_ids,
+            "stop_ids": self._ends(stop_ids, options),
             "keep": keep,
             "catalyst": catalyst,
             "settled": settled,
         }
+
+    def _ends(self, own: set[int], options: dict[str, Any]) -> set[int]:
+        """The tokens that end an answer. own: those of the model. options: pick, sampler."""
+        sampler = options.get("sampler") or options["pick"]
+        if not isinstance(sampler, Sampler):
+            return own
+        sampler.sampling.check_tokens(self.runner.vocabulary)
+        return sampler.sampling.ends(own)
 
     def _dialogue_for(self, raw: bool, special_tokens: bool | None = None) -> Dialogue:
         """The conversation, or a new one. raw: the next text is token ids. special_tokens: whether
@@ -159,8 +170,16 @@ class SessionAnswers(SessionView):
         dialogue = self._dialogue
         if dialogue is None:
             templated = uses_template(self.template, self.tokenizer, self.system, raw)
-            options = {"begins": not raw, "special_tokens": self.special_tokens}
-            dialogue = Dialogue(self.tokenizer, self.system, templated, **options)
+            dialogue = Dialogue(
+                self.tokenizer,
+                self.system,
+                templated,
+                begins=not raw,
+                special_tokens=self.special_tokens,
+            )
+            if self._head is not None:
+                head = tuple(self._head)
+                dialogue.template = dataclasses.replace(dialogue.template, head_ids=head)
         if special_tokens is None:
             special_tokens = self.special_tokens
         dialogue.special_tokens = special_tokens

@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot.checks import known
-from infinipot.config import PotConfig, Sampling
+from infinipot.config import PotConfig
 from infinipot.model.runner import ModelRunner
+from infinipot.sampling import Sampling
 from infinipot.text.tokens import flat
 
 Question = str | Iterable[int] | None

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
-from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.text.calls.registry import family_of
+from infinipot.text.rendering import TemplateOptions, render
 from infinipot.text.special_tokens import (
     holds_control,
     raw_ids,
     special_ids,
     starting_ids,
     surrounded,
+    template_text,
 )
 from infinipot.text.tokens import Place, fragment
+from infinipot.text.tool_head import NO_TOOLS, tool_head
 
 USER_1 = "First-User-Text"
 ANSWER = "Answer-Text"
 USER_2 = "Second-User-Text"
 SYSTEM = "System-Text"
+PLAIN = TemplateOptions()
 PADDED = f"\t{USER_2}\t"
 """Shows whether the template keeps white space around a user's text."""
 
@@ -44,17 +48,23 @@ class Template:
     """The head around the system prompt, if that holds special tokens, which are text there."""
     start: tuple[int, ...] = ()
     """Without a chat template: the ids that the tokenizer puts before a text."""
+    head_ids: tuple[int, ...] | None = None
+    """The ids of a head with tools, of which `head` is only the end; None without tools."""
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Template:
+def template_of(
+    tokenizer: PreTrainedTokenizerBase, system: str | None, options: TemplateOptions = PLAIN
+) -> Template:
     """Cut the tokenizer's chat template at the user's texts and the answer.
 
     Without a chat template, a text begins with what the tokenizer puts before it, and empty lines
     separate text, question and answer.
     """
-    if not tokenizer.chat_template:
+    if not (options.source or tokenizer.chat_template):
+        if options.tools:
+            raise ValueError(NO_TOOLS)
         return _plain_template(tokenizer, system)
-    text = _rendered(tokenizer, system)
+    text = _rendered(tokenizer, system, options)
     strips = PADDED not in text
     text = text.replace(PADDED, USER_2)
     head, user_1, rest = text.partition(USER_1)
@@ -69,18 +79,25 @@ def template_of(tokenizer: PreTrainedTokenizerBase, system: str | None) -> Templ
         raise ValueError(
             "the tokenizer's chat template drops the system prompt: put it into the text instead"
         )
-    within = system_within(tokenizer, system, head)
-    return Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips, system=within)
+    cut = Template(head=head, ask=ask, turn=turn, gap="\n\n", strips=strips)
+    if options.tools:
+        end, ids = tool_head(tokenizer, system, options, USER_1)
+        return replace(cut, head=end, head_ids=tuple(ids))
+    within = system_within(tokenizer, system, head, options)
+    return replace(cut, system=within)
 
 
 def system_within(
-    tokenizer: PreTrainedTokenizerBase, system: str | None, head: str
+    tokenizer: PreTrainedTokenizerBase,
+    system: str | None,
+    head: str,
+    options: TemplateOptions = PLAIN,
 ) -> tuple[str, str, str] | None:
     """The head before a system prompt, the prompt, and the head behind it. None for a prompt that
     spells no special tokens."""
     if system is None or not holds_control(tokenizer, raw_ids(tokenizer, system), None):
         return None
-    before, _, rest = _rendered(tokenizer, SYSTEM).partition(SYSTEM)
+    before, _, rest = _rendered(tokenizer, SYSTEM, options).partition(SYSTEM)
     behind = rest.partition(USER_1)[0]
     for prompt in (system, system.strip()):
         if before + prompt + behind == head:
@@ -102,7 +119,9 @@ def _plain_template(tokenizer: PreTrainedTokenizerBase, system: str | None) -> T
     return Template(ask="\n", turn="\n\n", gap="\n\n", start=start)
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None) -> str:
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase, system: str | None, options: TemplateOptions
+) -> str:
     """A short conversation in the tokenizer's chat template."""
     messages = [
         {"role": "user", "content": USER_1},
@@ -112,10 +131,8 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, system: str | None) -> str:
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     try:
-        return str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
-    except TemplateError as problem:
+        return render(tokenizer, messages, options)
+    except ValueError as problem:
         what = "a conversation (pass template=False)"
         if system is not None:
             what = "a system prompt (put it into the text instead)"
@@ -127,7 +144,7 @@ class Dialogue:
 
     Without a tokenizer, or with templated=False, no template is put around texts and questions.
     begins: then the first text begins with what the tokenizer puts before a text. special_tokens:
-    whether they count in the system prompt, and in texts and questions.
+    whether they count in the system prompt, and in texts and questions. options: of the template.
     """
 
     def __init__(
@@ -137,12 +154,13 @@ class Dialogue:
         templated: bool,
         begins: bool = False,
         special_tokens: bool = False,
+        options: TemplateOptions = PLAIN,
     ) -> None:
         self.tokenizer = tokenizer
         self.templated = templated
         self.template = Template()
         if templated and tokenizer is not None:
-            self.template = template_of(tokenizer, system)
+            self.template = template_of(tokenizer, system, options)
         elif begins and tokenizer is not None:
             self.template = Template(start=tuple(starting_ids(tokenizer)))
         self.special_tokens = special_tokens
@@ -180,6 +198,8 @@ class Dialogue:
     def head(self) -> list[int]:
         """The ids at the very start of a conversation."""
         template = self.template
+        if template.head_ids is not None:
+            return list(template.head_ids)
         if self.tokenizer is None or not template.head.rstrip(" "):
             return list(template.start)
         if template.system is not None and not self.trusts_system:
@@ -249,4 +269,7 @@ class Dialogue:
         if not first:  # no template, and perhaps no tokenizer
             return set()
         tokenizer = cast(PreTrainedTokenizerBase, self.tokenizer)
+        family = family_of(template_text(tokenizer))
+        if family is not None and tokenizer.convert_ids_to_tokens(first[0]) in family.goes_on:
+            return set()
         return {token for token in first if token in special_ids(tokenizer)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import codecs
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -94,8 +94,10 @@ class Characters:
     """The whole characters of ids that come one by one. Together they are what one decoding of all
     ids gives. Each id costs the same, whatever came before."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, spelled: Collection[int] = ()) -> None:
+        """spelled: special tokens that are not left out."""
         self.tokenizer = tokenizer
+        self.spelled = spelled
         self.byte_ids = byte_ids(tokenizer)
         self.special = special_ids(tokenizer)
         self.window: list[int] = []
@@ -111,8 +113,13 @@ class Characters:
 
     def push(self, token: int) -> str:
         """The characters that are whole after `token`."""
-        if token in self.special and not text_of(self.tokenizer, [token]):
-            return ""
+        if token in self.special:
+            if token in self.spelled:
+                out = self.finish() + text_of(self.tokenizer, [token], special=True)
+                self._restart()
+                return out
+            if not text_of(self.tokenizer, [token]):
+                return ""
         if token in self.byte_ids:
             return self._push_byte(token)
         out = self._flush_bytes()
@@ -128,6 +135,13 @@ class Characters:
         elif len(self.window) > WINDOW:
             self.window.pop()  # it has no text
         return out
+
+    def _restart(self) -> None:
+        """A special token has been shown: what follows stands alone."""
+        self.window = []
+        self.clean = 0
+        self.clean_text = 0
+        self.shown = 0
 
     def _push_byte(self, token: int) -> str:
         out = ""
@@ -184,10 +198,16 @@ class Pieces:
     It returns whole characters only. Text that may be the start of a stop text waits.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        stop: tuple[str, ...] = (),
+        spelled: Collection[int] = (),
+    ) -> None:
+        """spelled: special tokens that are not left out."""
         self.stop = stop
         self.stopped = False
-        self._characters = Characters(tokenizer)
+        self._characters = Characters(tokenizer, spelled)
         self._waiting = ""
 
     def push(self, token: int) -> str:

@@ -157,6 +157,11 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return known(tokenizer).controls.special
 
 
+def control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The control tokens as texts spell them."""
+    return list(known(tokenizer).controls.texts.values())
+
+
 def check_characters(text: str) -> None:
     """Raise ValueError for a text with halves of surrogate pairs, which UTF-8 cannot hold."""
     try:

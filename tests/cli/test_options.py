@@ -107,8 +107,9 @@ def test_old_names_of_options_go_on_working(
 def test_defaults_in_the_help_are_those_of_the_dataclasses() -> None:
     from infinipot import PotConfig, Sampling
     from infinipot.checks import RENAMED
-    from infinipot.cli.options import DEFAULTS, SAMPLING, dataclass_defaults
+    from infinipot.cli.option import DEFAULTS, dataclass_defaults
     from infinipot.cli.options import POT as OPTIONS
+    from infinipot.cli.options import SAMPLING
 
     fields = [
         field

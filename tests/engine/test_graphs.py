@@ -14,7 +14,6 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
-from infinipot.config import Sampling
 from infinipot.engine import cuda_graphs, decode
 from infinipot.engine.cuda_graphs import GraphCache, graph_cache
 from infinipot.engine.decode import together
@@ -24,6 +23,7 @@ from infinipot.engine.graph_step import Step
 from infinipot.engine.observe import CatalystLook, watching
 from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
+from infinipot.sampling import Sampling
 from infinipot.server.step import step
 
 CONFIG = PotConfig(pot_size=64, distill_to=24, chunk_tokens=16)

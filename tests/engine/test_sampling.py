@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from operations import WAITS, Operations
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as warpers
 
@@ -147,23 +146,6 @@ def test_logits_of_one_token_only() -> None:
     assert sample(samplers(OPTIONS), logits).tolist() == [11] * len(OPTIONS)
 
 
-class Operations(TorchDispatchMode):
-    """Counts what torch does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: Counter[str] = Counter()
-        self.rows = 0
-        """Most rows that were sorted."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        self.names[name] += 1
-        if name in ("sort", "topk"):
-            self.rows = max(self.rows, len(args[0]))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("options", "sorts", "rows"),
     [
@@ -182,8 +164,7 @@ def test_only_rows_that_need_it_are_sorted(
         batch.sample(logits)
     assert {"sort", "topk"} & set(seen.names) == sorts
     assert seen.rows == rows
-    waits = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "masked_select"}
-    assert not waits & set(seen.names)
+    assert not WAITS & set(seen.names)
 
 
 @pytest.mark.gpu

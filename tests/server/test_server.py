@@ -361,7 +361,7 @@ def test_pages_name_no_other_host(server: Live) -> None:
             ["must be the user's"],
         ),
         (
-            {"model": "tiny", "messages": [{"role": "tool", "content": "x"}]},
+            {"model": "tiny", "messages": [{"role": "function", "content": "x"}]},
             400,
             ["messages.0.role"],
         ),
@@ -370,7 +370,7 @@ def test_pages_name_no_other_host(server: Live) -> None:
             400,
             ["temprature", "not a field"],
         ),
-        ({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 2}, 400, ["n:"]),
+        ({"model": "tiny", "messages": [{"role": "user", "content": "x"}], "n": 0}, 400, ["n:"]),
         (
             {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "top_logprobs": 2},
             400,

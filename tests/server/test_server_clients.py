@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
+import pydantic
 import pytest
 import torch
+from agents import CONFIG, TOOLS, agent
 from live import Live, live, tiny
 
 
@@ -14,6 +17,127 @@ from live import Live, live, tiny
 def server() -> Iterator[Live]:
     with live() as here:
         yield here
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[Live]:
+    """With a model that can be told of tools."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed: the extra structured")
+    with live({"config": CONFIG, "max_sessions": 4}, load=agent) as here:
+        yield here
+
+
+class Weather(pydantic.BaseModel):
+    """Tell the weather."""
+
+    unit: Literal["C", "F"]
+    days: int = pydantic.Field(ge=1, le=9)
+
+
+SAMPLING: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 200}
+
+
+def test_openais_own_helpers(agents: Live) -> None:
+    """parse, streams, and a loop of calls."""
+    import openai
+
+    completions = agents.openai.chat.completions
+    said: list[Any] = [{"role": "user", "content": "Weather?"}]
+    asked: dict[str, Any] = {"model": "tiny", "messages": said, **SAMPLING}
+    parsed = completions.parse(**asked, response_format=Weather).choices[0].message.parsed
+    assert isinstance(parsed, Weather)
+    tool = openai.pydantic_function_tool(Weather)
+    reply = completions.parse(
+        **asked, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = reply.choices[0].message.tool_calls
+    assert isinstance(call.function.parsed_arguments, Weather)
+    with completions.stream(
+        **asked, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    ) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.delta" in events
+    said += [final, {"role": "tool", "tool_call_id": final.tool_calls[0].id, "content": "warm"}]
+    after = completions.create(**{**asked, "max_tokens": 5}, tools=TOOLS, tool_choice="none")
+    assert after.usage.prompt_tokens_details.cached_tokens > 100
+
+
+def test_langchain_tools_and_forms(agents: Live) -> None:
+    langchain = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed")
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_core.tools import tool
+
+    @tool
+    def ping(host: str) -> str:
+        """Ask whether a host is there."""
+        return f"{host} is there"
+
+    chat = langchain.ChatOpenAI(
+        model="tiny", base_url=f"{agents.url}/v1", api_key="none", **SAMPLING
+    )
+    for method in ("json_schema", "function_calling"):
+        assert isinstance(
+            chat.with_structured_output(Weather, method=method).invoke("Weather?"), Weather
+        )
+    bound = chat.bind_tools([ping, Weather], tool_choice="Weather")
+    said = bound.invoke("Weather?")
+    (call,) = said.tool_calls
+    assert call["name"] == "Weather" and set(call["args"]) == {"unit", "days"}
+    result = ToolMessage("warm", tool_call_id=call["id"])
+    assert bound.invoke([HumanMessage("Weather?"), said, result]).tool_calls
+    chunks = list(bound.stream("Weather?"))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    assert whole.tool_calls[0]["args"] == call["args"]
+
+
+def test_llamaindex_function_calling(agents: Live) -> None:
+    like = pytest.importorskip(
+        "llama_index.llms.openai_like", reason="llama-index-llms-openai-like is not installed"
+    )
+    from llama_index.core.tools import FunctionTool
+
+    def weather(unit: str, days: int) -> str:
+        """Tell the weather."""
+        return "warm"
+
+    llm = like.OpenAILike(
+        model="tiny",
+        api_base=f"{agents.url}/v1",
+        api_key="none",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        max_tokens=200,
+        temperature=1.0,
+    )
+    tools = [FunctionTool.from_defaults(weather)]
+    reply = llm.chat_with_tools(
+        tools, user_msg="Weather?", tool_required=True, allow_parallel_tool_calls=False
+    )
+    (call,) = llm.get_tool_calls_from_response(reply)
+    assert call.tool_name == "weather" and set(call.tool_kwargs) == {"unit", "days"}
+
+
+def test_litellm(agents: Live) -> None:
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    asked: dict[str, Any] = {
+        "model": "openai/tiny",
+        "api_base": f"{agents.url}/v1",
+        "api_key": "none",
+        "messages": [{"role": "user", "content": "Weather?"}],
+        **SAMPLING,
+    }
+    reply = litellm.completion(
+        **asked, tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert reply.choices[0].message.tool_calls[0].function.name in ("weather", "ping")
+    both = litellm.completion(**{**asked, "max_tokens": 4}, n=2, presence_penalty=1.0)
+    assert len(both.choices) == 2
+    formed = litellm.completion(**asked, response_format=Weather)
+    assert Weather.model_validate_json(formed.choices[0].message.content)
 
 
 def test_langchain(server: Live) -> None:

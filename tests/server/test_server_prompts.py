@@ -8,8 +8,9 @@ import pytest
 from dialogues import ANSWERS, FORMS, QUESTIONS, assert_ids, form, said, whole
 
 from infinipot import PotConfig
-from infinipot.server.prompts import PotContext, Prompts
+from infinipot.server.prompts import Prompts
 from infinipot.server.schema import Message, TextPart
+from infinipot.server.text_prompts import PotContext
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import parts
 

@@ -39,9 +39,8 @@ def test_a_slice_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
         elsewhere(lambda: slice_of(Piece("a", []), Piece("b", [])))
         elsewhere(lambda: slice_of(Piece("c", [])))
         elsewhere(lambda: slice_of(Done("stop", {})))
-        assert {(text, done.reason) for text, _, done in await asyncio.gather(*answers)} == {
-            ("abc", "stop")
-        }
+        said = await asyncio.gather(*answers)
+        assert {(one.reply.content, one.done.reason) for one in said} == {("abc", "stop")}
         assert len(wakings) == 3
         post.deliver()
         assert len(wakings) == 3  # there was nothing to tell

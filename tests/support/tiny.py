@@ -66,15 +66,21 @@ TEMPLATE = (
 )
 
 
-def make_tokenizer(template: str | None = TEMPLATE, bos: bool = False) -> Any:
-    """A byte-level tokenizer of 97 ids: printable ASCII by the byte, four special tokens, the chat template given."""
+def make_tokenizer(
+    template: str | None = TEMPLATE,
+    bos: bool = False,
+    size: int = 97,
+    more: tuple[str, ...] = (),
+) -> Any:
+    """A byte-level tokenizer of `size` ids: printable ASCII by the byte, four special tokens and `more`, the chat template given. 100 ids have all
+    of ASCII that can be printed."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    specials = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", *more]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     printable = ["Ġ", "Ċ", *(c for c in letters if ord(c) < 127)][
-        : 97 - len(specials)
+        : size - len(specials)
     ]  # space and newline, as the byte level writes them
     vocabulary = {token: number for number, token in enumerate([*specials, *printable])}
     inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="?"))

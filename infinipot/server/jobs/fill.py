@@ -14,9 +14,9 @@ from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Send, pot_of
 from infinipot.server.jobs.base import UNBOUNDED, Job
 from infinipot.server.pot_store import PotStore
-from infinipot.server.prompts import PotContext
 from infinipot.server.schema import FillOptions
 from infinipot.server.stored_pot import StoredPot, content_of
+from infinipot.server.text_prompts import PotContext
 from infinipot.session import Session
 
 Watcher = Callable[[dict[str, Any]], None]

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.security import HTTPBearer
 
 from infinipot.server.documents import body_text, whole_text
-from infinipot.server.schema import ERRORS
+from infinipot.server.error_fields import ERRORS
 from infinipot.server.service import ServiceDep
 
 ANY_BODY = {

@@ -17,26 +17,20 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from infinipot import __version__
 from infinipot.server.bodies import JsonRoute
 from infinipot.server.departure import while_here
+from infinipot.server.error_fields import ERRORS, STREAMS
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Event, Piece
 from infinipot.server.json_reply import JsonReply
-from infinipot.server.requests import Submission, chat_job, completion_jobs, policies_of
+from infinipot.server.requests import Submission, chat_jobs, completion_jobs, policies_of
+from infinipot.server.response_form import ResponseForm
 from infinipot.server.responses import (
-    DONE,
     STREAM_HEADERS,
     ChatForm,
     CompletionForm,
     Form,
     comment,
-    sse,
 )
-from infinipot.server.schema import (
-    ERRORS,
-    STREAMS,
-    ChatRequest,
-    CompletionRequest,
-    TokenizeRequest,
-)
+from infinipot.server.schema import ChatRequest, CompletionRequest, TokenizeRequest
 from infinipot.server.service import Service, ServiceDep
 
 ALIVE_S = 5.0
@@ -94,17 +88,21 @@ def model_card(service: Service) -> dict[str, Any]:
 @router.post("/v1/chat/completions", responses=STREAMS)
 async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Response:
     """Answer the last message. In a conversation that goes on, only what is new is read."""
-    form = ChatForm(service.name, service.engine.tokenizer, bool(body.logprobs))
-    submissions = [await chat_job(service, body)]
-    return await reply(request, Reply(service, submissions, form), body)
+    tokenizer = service.engine.tokenizer
+    form = ChatForm(service.name, tokenizer, bool(body.logprobs), body.n or 1)
+    submissions = await chat_jobs(service, body)
+    answer = Reply(service, submissions, form, usage=wants_usage(body))
+    return await reply(request, answer, bool(body.stream))
 
 
 @router.post("/v1/completions", responses=STREAMS)
 async def completions(body: CompletionRequest, request: Request, service: ServiceDep) -> Response:
     """Continue one or several texts."""
-    form = CompletionForm(service.name, service.engine.tokenizer, body.logprobs is not None)
+    tokenizer = service.engine.tokenizer
+    form = CompletionForm(service.name, tokenizer, body.logprobs is not None, body.n or 1)
     submissions = await completion_jobs(service, body)
-    return await reply(request, Reply(service, submissions, form), body)
+    answer = Reply(service, submissions, form, usage=wants_usage(body))
+    return await reply(request, answer, bool(body.stream))
 
 
 @router.post("/tokenize")
@@ -172,16 +170,21 @@ class Reply:
 
     service: Service
     submissions: list[Submission]
-    form: Form
+    form: Form | ResponseForm
+    usage: bool = False
+    """Whether a stream ends with the usage."""
 
     def working(self) -> contextlib.AbstractAsyncContextManager[None]:
         return self.service.engine.working([job for job, _ in self.submissions])
 
 
-async def reply(request: Request, answer: Reply, body: ChatRequest | CompletionRequest) -> Response:
-    if body.stream:
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = stream_events(answer, usage)
+def wants_usage(body: ChatRequest | CompletionRequest) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+async def reply(request: Request, answer: Reply, stream: bool) -> Response:
+    if stream:
+        events = stream_events(answer)
         first = await anext(events)  # an error that comes soon is an HTTP error, not an event
         return StreamingResponse(
             chain(first, events),
@@ -201,8 +204,8 @@ async def chain(first: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
             yield text
 
 
-async def stream_events(answer: Reply, usage: bool) -> AsyncIterator[str]:
-    """Server-sent events: pieces as they come, comments while there are none, and [DONE].
+async def stream_events(answer: Reply) -> AsyncIterator[str]:
+    """Server-sent events: pieces as they come, comments while there are none, and the end.
 
     Events that are ready together are sent together.
     """
@@ -213,11 +216,11 @@ async def stream_events(answer: Reply, usage: bool) -> AsyncIterator[str]:
     async with answer.working():
         for number, (job, stream) in enumerate(answer.submissions):
             event: Event | None = await stream.next(ALIVE_S)
-            ready += "".join(map(sse, form.first(number)))
+            ready += "".join(map(form.line, form.first(number)))
             while not isinstance(event, Done):
                 if isinstance(event, Piece):
                     first_token.observe()
-                    ready += sse(form.piece(number, event))
+                    ready += "".join(map(form.line, form.piece(number, event)))
                 else:
                     total = len(job.prompt.ids) - job.cached_tokens
                     ready += comment(f"read {job.tokens_read} of {total} tokens")
@@ -227,11 +230,13 @@ async def stream_events(answer: Reply, usage: bool) -> AsyncIterator[str]:
                 try:
                     event = await stream.next(ALIVE_S)
                 except APIError as problem:
-                    yield ready + sse(problem.body())
+                    yield ready + form.line(form.failure(problem))
                     return
             reports.append(event.report)
-            ready += sse(form.end(number, event))
-        yield ready + (sse(form.usage(reports)) if usage else "") + DONE
+            ready += "".join(map(form.line, form.end(number, event)))
+        if answer.usage and isinstance(form, Form):
+            ready += form.line(form.usage(reports))
+        yield ready + form.last
 
 
 class FirstToken:

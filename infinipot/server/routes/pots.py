@@ -14,9 +14,11 @@ from fastapi.security import HTTPBearer
 
 from infinipot.server.bodies import JsonRoute
 from infinipot.server.documents import body_text
+from infinipot.server.error_fields import ERRORS, STREAMS
 from infinipot.server.errors import APIError
+from infinipot.server.fields import NAME
 from infinipot.server.responses import DONE, STREAM_HEADERS, sse
-from infinipot.server.schema import ERRORS, NAME, STREAMS, NewPot, StreamedFill
+from infinipot.server.schema import NewPot, StreamedFill
 from infinipot.server.service import ServiceDep
 from infinipot.server.upload import Upload, when_written
 from infinipot.text.tokens import BLOCK
