@@ -96,6 +96,21 @@ def questions_later() -> list[str]:
     return table(head, rows)
 
 
+@block
+def questions_later_texts() -> list[str]:
+    rows = [row for row in records("documents") if row["method"] == "full"]
+    talks = [row for row in rows if row["task"] == "locomo"]
+    others = [row for row in rows if row["task"] != "locomo"]
+    asked = [sum(len(row["scores"]) for row in some) for some in (others, talks)]
+    facts = [r for r in records("facts") if (r["method"], r["length"]) == ("full", 16 * K)]
+    texts = len({r["trial"] for r in facts})
+    return [
+        f"Documents: {asked[0]} questions to {len(others)} documents of {len({r['task'] for r in others})} "
+        f"tasks, the mean of the tasks. LoCoMo: {asked[1]} questions to {len(talks)} conversations. Facts: "
+        f"{len(facts) // texts} natural facts in each of {texts} texts, public-domain novels around them."
+    ]
+
+
 def later_row() -> list[str]:
     whole = document_mean("full", True)
     ours, general, cut = (

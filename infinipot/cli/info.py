@@ -72,7 +72,7 @@ def facts(
     model = header["model"]
     yield "file", f"{path}, {header['file_bytes'] / 1e6:,.1f} MB, format {header['version']}"
     yield "model", f"{model['name'] or '(no name)'}, {model['class']}"
-    yield "policy", ", ".join([config.policy.name, *policy_options(config.policy)])
+    yield "policy", policy_text(config.policy, plan.policy)
     sizes = f"size {config.pot_size:,}, distil to {config.mean_budget}"
     yield "pot", ", ".join([sizes, *pot_options(config)])
     yield "plan", plan_text(config, plan)
@@ -82,6 +82,13 @@ def facts(
     if header["system"]:
         template += f", system prompt {header['system']!r}"
     yield "template", template
+
+
+def policy_text(policy: Policy, in_force: Policy) -> str:
+    """The policy and its options, or the policy to which it has left the choice."""
+    if type(in_force) is not type(policy):
+        return f"{policy.name}; without a question: {policy_text(in_force, in_force)}"
+    return ", ".join([policy.name, *policy_options(policy)])
 
 
 def policy_options(policy: Policy) -> list[str]:
@@ -121,7 +128,7 @@ def plan_text(config: PotConfig, plan: Plan) -> str:
         return "nothing is distilled"
     parts = []
     for name in PLANNED:
-        if name not in config.policy.options():
+        if name not in plan.policy.options():
             continue
         values = sorted({getattr(layer, name) for layer in plan.layers})
         if len(values) > 1:

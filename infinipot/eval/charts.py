@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from infinipot.optional import EVAL, need
 
@@ -62,7 +62,7 @@ def heat_maps(panels: Mapping[str, Cells], title: str, label: Any, path: Path) -
         axis.set_visible(False)
     for number, (axis, (name, cells)) in enumerate(zip(axes.flat, panels.items(), strict=False)):
         image = heat_map(axis, cells, lengths, depths, label)
-        axis.set_title(_wrapped(name, max(14, int(len(lengths) * cell_width * 9.5))), fontsize=10)
+        axis.set_title(wrapped(name, max(14, int(len(lengths) * cell_width * 9.5))), fontsize=10)
         if number % across:
             axis.set_yticklabels([""] * len(depths))
     drawing.suptitle(title, fontsize=11)
@@ -113,7 +113,7 @@ def spoken(label: str) -> str:
     return label.replace(":", ", ").replace("=", " ")
 
 
-def _wrapped(name: str, width: int) -> str:
+def wrapped(name: str, width: int) -> str:
     return "\n".join(textwrap.wrap(name, width))
 
 
@@ -157,7 +157,7 @@ def curves(
                 axis.vlines(place, *some, color=style["color"], linewidth=1, alpha=0.7)
     _scale(axis, axes)
     axis.set(xlabel=across, ylabel=up)
-    axis.set_title(_wrapped(title, 80), fontsize=11)
+    axis.set_title(wrapped(title, 80), fontsize=11)
     axis.grid(color="#dddddd", linewidth=0.7)
     axis.spines[["top", "right"]].set_visible(False)
     drawing.legend(frameon=False, fontsize=9, loc="outside lower center", ncols=_columns(series))
@@ -206,8 +206,8 @@ def bars(
         errors = _errors(heights, ends)
         container = axis.bar(places, heights, width * 0.92, label=name, color=color, yerr=errors)
         axis.bar_label(container, fmt=_bar_number, fontsize=8, padding=1)
-    axis.set_xticks(range(len(groups)), [_wrapped(group, 14) for group in groups])
-    axis.set_title(_wrapped(title, 80), fontsize=11)
+    axis.set_xticks(range(len(groups)), [wrapped(group, 14) for group in groups])
+    axis.set_title(wrapped(title, 80), fontsize=11)
     axis.set_ylabel(up)
     axis.grid(axis="y", color="#dddddd", linewidth=0.7)
     axis.set_axisbelow(True)
@@ -227,52 +227,6 @@ def _errors(heights: Sequence[float], ends: Sequence[Interval | None]) -> list[l
         [height - low for height, (low, _) in pairs],
         [high - height for height, (_, high) in pairs],
     ]
-
-
-class Point(NamedTuple):
-    """A mean with its interval, 0 .. 100. answers: how many stand behind it."""
-
-    mean: float
-    low: float
-    high: float
-    answers: int
-
-
-def intervals(
-    panels: Mapping[str, Mapping[str, Point]], ours: Sequence[str], title: str, path: Path
-) -> list[Path]:
-    """Panels side by side: methods down, the mean with its interval across. ours: methods with
-    filled marks; others have hollow ones."""
-    labels = list(dict.fromkeys(label for points in panels.values() for label in points))
-    across = min(4, len(panels))
-    down = math.ceil(len(panels) / across)
-    drawing = figure(2.2 + 2.3 * across, 0.9 + down * (0.75 + 0.32 * len(labels)))
-    axes = drawing.subplots(down, across, squeeze=False, sharey=True)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (name, points) in zip(axes.flat, panels.items(), strict=False):
-        for place, label in enumerate(labels):
-            if label in points:
-                interval(axis, place, points[label], label in ours)
-        axis.set_yticks(range(len(labels)), [_wrapped(spoken(label), 26) for label in labels])
-        axis.set(xlim=(-3, 103), ylim=(len(labels) - 0.5, -0.5), title=_wrapped(name, 26))
-        axis.title.set_fontsize(10)
-        axis.grid(axis="x", color="#dddddd", linewidth=0.7)
-        axis.set_axisbelow(True)
-        axis.tick_params(axis="y", length=0)
-        axis.spines[["top", "right", "left"]].set_visible(False)
-    drawing.suptitle(_wrapped(title, 34 * across), fontsize=11)
-    drawing.supxlabel("score and 95 % interval; filled: InfiniPot's own", fontsize=9)
-    return save(drawing, path)
-
-
-def interval(axis: Any, place: int, point: Point, filled: bool) -> None:
-    """One method. Colours that differ in brightness, too (Okabe and Ito's)."""
-    color = "#0072b2" if filled else "#c4661f"
-    axis.plot((point.low, point.high), (place, place), color=color, linewidth=2)
-    face = color if filled else "white"
-    mark = "o" if filled else "s"
-    axis.plot(point.mean, place, mark, color=color, markerfacecolor=face, markersize=6.5)
 
 
 def _bar_number(value: float) -> str:
@@ -313,7 +267,7 @@ def shades(
             extent=(0, 1, len(matrix), 0),
             interpolation="nearest",
         )
-        axis.set_title(_wrapped(name, 30), fontsize=10)
+        axis.set_title(wrapped(name, 30), fontsize=10)
     drawing.suptitle(title, fontsize=11)
     drawing.supxlabel(across, fontsize=10)
     drawing.supylabel(up, fontsize=10)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from infinipot.eval import charts, scores
+from infinipot.eval import charts, interval_charts, scores
 from infinipot.eval.grouped import Table
 from infinipot.eval.results import Record, lines, write_whole
 from infinipot.eval.stats import Grouped, each_alone, grouped_mean, share_interval
@@ -19,7 +19,7 @@ PAGE = "compare.md"
 FIGURE = "compare"
 OURS = ("infinipot", "outliers")
 """Policies of this package. The figure draws them apart from other methods."""
-Point = charts.Point
+Point = interval_charts.Point
 Points = dict[str, Point]
 """By the label of the method."""
 KINDS = {
@@ -143,7 +143,7 @@ def write(parts: Sequence[Part], records: Sequence[Record], out: Path) -> tuple[
     panels = panels_of(parts)
     title = f"{' and '.join(sorted({r['model'] for r in records}))} · {sizes(records)}"
     ours = [label for label in by_method(records) if label.split(":")[0] in OURS]
-    files = charts.intervals(panels, ours, title, out / FIGURE)
+    files = interval_charts.intervals(panels, ours, title, out / FIGURE)
     whole = [
         f"# Comparison: {title}",
         f"![The score of each method in each task, with 95 % intervals]({FIGURE}.svg)",

@@ -11,7 +11,6 @@ from infinipot.checks import RENAMED, known
 from infinipot.config import PotConfig
 from infinipot.engine.plan import Plan
 from infinipot.policies import POLICIES, Policy
-from infinipot.policies.infinipot import InfiniPot
 from infinipot.policies.registry import builtin, path_of
 from infinipot.pot_file.header import PotFileError, brief
 
@@ -50,10 +49,10 @@ def config_of(
         own = policy_class(path, options, policy)
         if header["version"] < 3:
             options = old_options(options, header["version"], own)
-        if header["version"] < 4 and header.get("catalyst") == "general" and own is InfiniPot:
-            options["catalyst"] = "general"  # which chose without a question, and goes on
         values = {name: frozen(value) for name, value in options.items()}
         filled_by = own(**{name: values[name] for name in own.options() if name in values})
+        if header["version"] < 4 and header.get("catalyst") == "general":
+            filled_by = by_catalyst(filled_by)
         fields = {name: values[name] for name in FIELDS if name in values}
         config = PotConfig(**fields, policy=filled_by)
     except PotFileError:
@@ -67,6 +66,14 @@ def config_of(
             f"{path} was filled with {filled_by}, not with {policy}: give it as it was"
         )
     return config
+
+
+def by_catalyst(policy: Policy) -> Policy:
+    """The policy of a pot of formats 1 to 3 without a question: the general catalyst chose, and goes
+    on."""
+    if policy.for_catalyst("general") is policy:
+        return policy
+    return dataclasses.replace(policy, catalyst="general")  # type: ignore[call-arg]
 
 
 def policy_class(

@@ -57,8 +57,7 @@ def config_of(options: PotOptions, base: PotConfig) -> PotConfig:
     if config.pot_size > base.pot_size:
         raise APIError(
             400,
-            f"pot_size={config.pot_size} is not allowed: "
-            f"this server's pots hold {base.pot_size} entries",
+            f"pot_size={config.pot_size} is not allowed: pots here hold {base.pot_size} entries",
             param="pot_size",
         )
     if not is_like(config.policy, base.policy):
@@ -78,8 +77,8 @@ def is_like(policy: Policy | type[Policy], other: Policy) -> bool:
 
 def policies_of(base: PotConfig) -> list[str]:
     """The names of the policies that a request may choose."""
-    names = [name for name, policy in POLICIES.items() if is_like(policy, base.policy)]
-    return list(dict.fromkeys((base.policy.name, *names)))
+    others = [name for name, policy in POLICIES.items() if is_like(policy, base.policy)]
+    return list(dict.fromkeys((base.policy.name, *others)))
 
 
 def fields_of(options: Options | PotOptions, *names: str) -> dict[str, Any]:

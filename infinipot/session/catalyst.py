@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from infinipot.catalysts import ANSWER_PREFIXES, PROMPTS
-from infinipot.engine.plan import checked_needs
 from infinipot.engine.reader import Reader
 from infinipot.scoring.representativeness import contrasted
 from infinipot.text.chat_template import Dialogue
@@ -48,7 +47,7 @@ def answer_catalyst(
 def catalyst_kind(reader: Reader, question: str | list[int] | None) -> str | None:
     """A kind from `catalysts.KINDS`, or the text of a prompt. None if the policy needs no catalyst.
     Raises ValueError for `question` without a question."""
-    if "catalyst" not in checked_needs(reader.policy):
+    if not {"catalyst", "replay"} & reader.policy.needs():
         return None
     kind: str = reader.policy.catalyst or "question"
     if question is None:

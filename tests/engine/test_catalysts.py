@@ -232,7 +232,7 @@ def test_a_chat_distils_by_the_general_catalyst_and_a_question_by_itself(
             "stop_ids": set(),
         }
         assert len(list(session.stream_ids("Why?", **how))) == 65
-        assert session.stats.distillations == int(keep)
+        assert (session.stats.distillations > 0) == keep
         assert (ends(rows, general) > 0) == bool(options)
         assert ends(rows, why) == 1 + int(not keep), "the question itself, and as the catalyst"
 

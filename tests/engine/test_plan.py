@@ -51,7 +51,7 @@ def test_what_is_shown_is_what_is_used(
     first: str | None, second: str | None, used: list[tuple], tmp_path: Path
 ) -> None:
     """Texts with a question and without, before the first distillation and after it."""
-    session = Session(MODEL, TOKENIZER, PotConfig(**SIZES))
+    session = Session(MODEL, TOKENIZER, PotConfig(**SIZES, novelty=0.3))
     session.append("A title.", question=second)  # no distillation, so nothing is decided
     assert not used
     assert session.plan is None
@@ -98,7 +98,8 @@ def test_a_file_keeps_the_plan_also_when_defaults_change(
 
 
 def test_what_does_not_depend_on_the_question_is_shown_at_once() -> None:
-    for options in ({}, {"catalyst": "general"}, {"policy": "h2o"}, {"pool": 3}):
+    assert Session(MODEL, TOKENIZER, PotConfig(**SIZES)).plan is None
+    for options in ({"novelty": 0.3}, {"catalyst": "general"}, {"policy": "h2o"}, {"pool": 3}):
         session = Session(MODEL, TOKENIZER, PotConfig(**SIZES, **options))
         assert session.plan is not None
         assert None not in (session.config.pool, session.config.pool_mode, session.config.recent)

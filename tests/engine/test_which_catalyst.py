@@ -23,12 +23,13 @@ NEEDS = frozenset({"catalyst"})
 
 
 def reader_with(
-    kind: str | None, latest: Any = None, needs: Any = NEEDS, whole: bool = False
+    kind: str | None, latest: Any = None, needs: Any = NEEDS, in_force: Any = NEEDS
 ) -> Any:
+    """needs: of the policy. in_force: of the plan."""
     told: list[Any] = []
     return SimpleNamespace(
-        policy=SimpleNamespace(catalyst=kind),
-        plan=SimpleNamespace(needs=needs, whole=whole),
+        policy=SimpleNamespace(name="own", catalyst=kind, needs=lambda: needs),
+        plan=SimpleNamespace(needs=in_force),
         last_catalyst=latest,
         pot=SimpleNamespace(pinned=0),
         told=told,
@@ -69,25 +70,24 @@ def test_a_catalyst_that_needs_a_question() -> None:
         ("facts", "Why?", False, "latest", "latest"),
     ],
 )
-@pytest.mark.parametrize(("keep", "whole"), [(False, False), (True, False), (False, True)])
 def test_the_catalyst_of_an_answer(
-    policy: str | None, question: Any, aware: bool, latest: Any, asked: Any, keep: bool, whole: bool,
+    policy: str | None, question: Any, aware: bool, latest: Any, asked: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Its question, if that may be, else the latest, else a new one. It settles the plan if it stays."""
+    """Its question, if that may be, else the latest, else a new one."""
     made: list[Any] = []
 
-    def new(reader: Any, dialogue: Any, own: Any, *, settles: bool) -> Any:
-        made.append((dialogue, own, settles))
+    def new(reader: Any, dialogue: Any, own: Any) -> Any:
+        made.append((dialogue, own))
         return "new"
 
     monkeypatch.setattr(module, "new_catalyst", new)
-    reader = reader_with(policy, latest, whole=whole)
-    got = answer_catalyst(reader, "dialogue", question, aware=aware, keep=keep)  # type: ignore[arg-type]
+    reader = reader_with(policy, latest)
+    got = answer_catalyst(reader, "dialogue", question, aware=aware)  # type: ignore[arg-type]
     if asked == "latest":
         assert (got, made) == ("latest", [])
     else:
-        assert (got, made) == ("new", [("dialogue", asked, keep or whole)])
+        assert (got, made) == ("new", [("dialogue", asked)])
 
 
 @pytest.mark.parametrize(("pinned", "head", "counted"), [(0, 4, 4), (3, 4, 3), (0, 0, 0)])
@@ -96,15 +96,17 @@ def test_a_new_catalyst_settles_and_is_checked(
 ) -> None:
     monkeypatch.setattr(module, "catalyst_ids", lambda *of: of[2:])
     dialogue: Any = SimpleNamespace(head=lambda: [1] * head)
-    for settles in (True, False):
-        reader = reader_with(None)
-        reader.pot.pinned = pinned
-        got = new_catalyst(reader, dialogue, "Why?", settles=settles)
-        assert got == ("question", "Why?")
-        assert reader.told == ["question"] * settles + [(got, counted)]
+    reader = reader_with(None)
+    reader.pot.pinned = pinned
+    got = new_catalyst(reader, dialogue, "Why?")
+    assert got == ("question", "Why?")
+    assert reader.told == ["question", (got, counted)]
     reader = reader_with(None, needs=frozenset())
-    assert new_catalyst(reader, dialogue, "Why?", settles=True) is None
+    assert new_catalyst(reader, dialogue, "Why?") is None
     assert reader.told == []
+    reader = reader_with(None, in_force=frozenset({"novelty"}))
+    assert new_catalyst(reader, dialogue, None) is None
+    assert reader.told == ["general"], "and the plan that came of it needs none"
 
 
 def test_a_reading_that_fails_at_once_leaves_the_dialogue_as_it_was() -> None:
@@ -147,7 +149,7 @@ def test_what_opens_a_part_counts_where_the_pot_fills() -> None:
         room = 200 - session.pot.length - catalyst - opening
         count = session.append_part(ids[: room + extra], question, 999, more)
         assert count == room + told
-        assert (session.stats.distillations > 0) == distilled
+        assert session.distillation_due == distilled
 
 
 def test_logits_are_float32_and_those_of_the_last_token() -> None:

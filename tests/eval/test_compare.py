@@ -225,7 +225,9 @@ def test_one_page_shows_all_methods_and_tasks(
         raise AssertionError("results that exist were measured again")
 
     monkeypatch.setattr("infinipot.Session.append", no_reading)
-    monkeypatch.setattr("infinipot.eval.charts.intervals", lambda *_: [])  # the figure is there
+    monkeypatch.setattr(
+        "infinipot.eval.interval_charts.intervals", lambda *_: []
+    )  # the figure is there
     assert main(args) == 0
     assert {path: path.read_bytes() for path in files} == files
     assert capsys.readouterr().out == shown

@@ -73,6 +73,8 @@ class EchoJob(AnswerJob):
         """Turn the recorded hidden states into probabilities of the prompt's tokens."""
         passes = self.runner.passes
         self.runner.passes = []
+        if not passes:  # a distillation that needed none
+            return
         ends = [before for before, _, _ in passes[1:]] + [self.own_session.pot.tokens_read]
         for (start, ids, hidden), end in zip(passes, ends, strict=True):
             if start != end:  # else the pass read a catalyst only
