@@ -135,6 +135,6 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     """The CRC-32 of all tensors, in the order of their names."""
     total = 0
     for name in sorted(tensors):
-        content = tensors[name].flatten().view(torch.uint8)
-        total = zlib.crc32(content.numpy(), total)
+        content = tensors[name].flatten().view(torch.uint8).numpy()
+        total = zlib.crc32(content.data, total)
     return f"{total:08x}"
