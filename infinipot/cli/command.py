@@ -16,8 +16,8 @@ from infinipot.cli.console import BadUse
 from infinipot.cli.help_words import EXAMPLES, GROUPS, RARE
 
 PREFIX = "INFINIPOT_"
-OTHER_NAMES = ("MODELS", "COMMIT", "DATA")
-"""Variables that are no options: tests and benchmarks read them."""
+OTHER_NAMES = ("MODELS", "COMMIT", "DATA", "CACHE_GB")
+"""Variables that are no options: tests and benchmarks read them, and loading reads the last."""
 SERVICE_LINKS = re.compile(r"SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*")
 """Variables that Kubernetes sets by itself for a service named infinipot."""
 WIDTH = 110

@@ -9,14 +9,20 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.initialization import no_init_weights
 
 from infinipot.model.gguf_config import Keys, architecture_of, config_of
 from infinipot.model.gguf_file import GGUFFile, read_file, read_metadata
 from infinipot.model.gguf_groups import fill_groups
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
-from infinipot.model.gguf_weights import fill
+from infinipot.model.gguf_weights import adopt, fill
+from infinipot.model.unpacked_copies import place_of, read_copy, write_copy
 
 LOADING = threading.Lock()
 END_OF_TURN = {
@@ -72,17 +78,29 @@ def load_gguf(
 def _load_weights(file: GGUFFile, dtype: torch.dtype, weights: str | None) -> PreTrainedModel:
     config, architecture = config_of(file)
     if weights is not None:
-        # parameters on the device meta take no memory; buffers are computed as ever
-        with init_empty_weights(include_buffers=False):
-            empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        empty.tie_weights()
+        empty = _empty(config, dtype)
         fill_groups(empty, file, architecture, weights)
         return empty
+    place = place_of(file.path, dtype)
+    copy = read_copy(place)
+    if copy is not None:
+        mapped = _empty(config, dtype)
+        if adopt(mapped, copy):
+            return mapped
     # the functions that draw random weights are replaced for all threads
     with LOADING, no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()  # part of what was left out
     fill(model, file, architecture)
+    write_copy(place, dict(model.named_parameters()))
+    return model
+
+
+def _empty(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose parameters, on the device meta, take no memory. Buffers are computed as ever."""
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
     return model
 
 

@@ -14,6 +14,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
 from infinipot.model.folder import check_file
 
+LENGTH = struct.Struct("<Q")
+"""How long a string is. A vocabulary has many."""
 TOGETHER = 8
 """Rows that gguf unpacks as one, where their number allows: it is much faster with longer rows."""
 
@@ -141,11 +143,12 @@ class _Reader:
         return values
 
     def string(self) -> str:
-        (length,) = self.scalars("Q")
-        if self.at + length > len(self.data):
-            raise EOFError(f"a string ends at byte {self.at + length:,}")
-        self.at += length
-        return self.data[self.at - length : self.at].decode()
+        start = self.at + LENGTH.size
+        (length,) = LENGTH.unpack_from(self.data, self.at)
+        self.at = start + length
+        if self.at > len(self.data):
+            raise EOFError(f"a string ends at byte {self.at:,}")
+        return self.data[start : self.at].decode()
 
     def value(self, kind: int) -> Any:
         if kind == self.STRING:
@@ -155,7 +158,9 @@ class _Reader:
         inner, count = self.scalars("IQ")
         if count > len(self.data) - self.at:
             raise EOFError(f"an array of {count:,} items")
-        if inner in (self.STRING, self.ARRAY):
+        if inner == self.STRING:
+            return [self.string() for _ in range(count)]
+        if inner == self.ARRAY:
             return [self.value(inner) for _ in range(count)]
         return list(self.scalars(f"{count}{self.layout(inner)}"))
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from infinipot.model.folder import AGAIN, listed
 from infinipot.model.gguf_architectures import Architecture
@@ -26,6 +27,19 @@ def fill(model: nn.Module, file: GGUFFile, architecture: Architecture) -> None:
         target.copy_(values.reshape(target.shape))
 
     fill_each(model, file, copy)
+
+
+def adopt(model: PreTrainedModel, tensors: dict[str, Tensor]) -> bool:
+    """Make these tensors the parameters of a model. False, and nothing is done, if they do not fit."""
+    own = dict(model.named_parameters())
+    if own.keys() != tensors.keys():
+        return False
+    for name, tensor in tensors.items():
+        if (tensor.shape, tensor.dtype) != (own[name].shape, own[name].dtype):
+            return False
+    model.load_state_dict(tensors, strict=False, assign=True)  # tied ones are not among them
+    model.tie_weights()
+    return True
 
 
 def fill_each(model: nn.Module, file: GGUFFile, put: Callable[[str, str, Tensor], None]) -> None:

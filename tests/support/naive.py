@@ -214,11 +214,12 @@ class Naive(Reference):
             )
             places = [entry.position for entry in seen]
             turned = torch.stack([entry.key_raw for entry in seen])
-            turned = turned if rope is None else rope.turn(turned, places)
-            for head in range(kv_head * group, (kv_head + 1) * group):
-                query = queries[head]
-                if rope is not None:
-                    query = rope.turn(rope.raw(query)[None], [position])[0]
+            held = torch.stack([entry.value for entry in seen])
+            asked = queries[kv_head * group : (kv_head + 1) * group]
+            if rope is not None:
+                turned = rope.turn(turned, places)
+                asked = rope.turn(rope.raw(asked), [position] * group)
+            for head, query in enumerate(asked, kv_head * group):
                 scores = turned @ query * scaling
                 if options.get("softcap") is not None:
                     scores = options["softcap"] * torch.tanh(scores / options["softcap"])
@@ -228,7 +229,7 @@ class Naive(Reference):
                     scores = torch.cat((scores, options["s_aux"][head : head + 1]))
                 shares = scores.softmax(dim=0)[: len(seen)]
                 weights.append(shares)
-                mixed.append(shares @ torch.stack([entry.value for entry in seen]))
+                mixed.append(shares @ held)
         if window is None:
             self.rows.append(weights)
         return torch.stack(mixed)[None, None]

@@ -55,15 +55,19 @@ class Methods(Reference):
             )
             self.hidden, rows = self.forward(token, self.tokens_read, novelty)
             self.queries.append(self.asked)
-            for pots, weights in zip(self.entries, rows, strict=True):
-                for head, pot in enumerate(pots):
-                    for row in range(self.group):
-                        for entry, weight in zip(
-                            pot, weights[head * self.group + row].tolist(), strict=True
-                        ):
-                            entry.__dict__.setdefault("got", [0.0] * self.group)[row] += weight
+            if self.policy == "h2o":
+                self.note(rows)
             self.fresh.append(token)
             self.tokens_read += 1
+
+    def note(self, rows: list[list[Tensor]]) -> None:
+        """Adds the attention [layer][query head] of the newest token to what each entry got."""
+        for pots, weights in zip(self.entries, rows, strict=True):
+            for head, pot in enumerate(pots):
+                for row in range(self.group):
+                    shares = weights[head * self.group + row].tolist()
+                    for entry, share in zip(pot, shares, strict=True):
+                        entry.__dict__.setdefault("got", [0.0] * self.group)[row] += share
 
     def reduce(self, by_query_head: Tensor) -> Tensor:
         """[H/K, P] -> [P]"""

@@ -32,8 +32,9 @@ def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """Rotates the rows of `x` [N, D], half style: dim i turns with dim i + D/2."""
     half = x.shape[-1] // 2
     angle = positions[:, None].float() * (1.0 / theta ** (torch.arange(half).float() / half))  # [N, D/2]
+    cos, sin = angle.cos(), angle.sin()
     a, b = x[:, :half], x[:, half:]
-    return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def smooth(scores: list[float], kernel: int, kind: str) -> list[float]:
