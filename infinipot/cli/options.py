@@ -181,7 +181,7 @@ SAMPLING = (
         "stop_token_ids",
         list[int],
         "A token that ends the answer, by its id; repeatable.",
-        "--stop-token-id",
+        "--stop-token-ids",
     ),
     option("ignore_eos", bool, "The model's own end tokens do not end the answer.", "--ignore-eos"),
     option("min_tokens", int, "Tokens of the answer before which no token ends it."),

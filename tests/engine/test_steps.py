@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from infinipot.config import Sampling
 from infinipot.engine import decode, distill
 from infinipot.engine.decode import InvalidLogits, next_tokens, pick, pick_ahead, sampled
 from infinipot.engine.distill import recorded
 from infinipot.engine.observe import CatalystLook
 from infinipot.engine.sampling import PickedTokens, Sampler
+from infinipot.sampling import Sampling
 
 GREEDY = Sampler(Sampling(temperature=0))
 
