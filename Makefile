@@ -6,7 +6,8 @@ BIN = $(VENV)/bin
 TORCH ?= torch==2.13.0
 # OLDEST=1 (with a VENV of its own) tests on the oldest transformers supported instead of the newest: what meets transformers.
 TRANSFORMERS = transformers==$(if $(OLDEST),5.17.0,5.24.0)
-MEETS = cache engine model text server/test_server.py server/test_server_clients.py cli/test_generate.py \
+MEETS = cache model text $(addprefix engine/test_,batch.py catalysts.py exact.py graphs.py matrix.py parallel.py reference.py) \
+	server/test_server.py server/test_server_clients.py cli/test_generate.py \
 	test_faults.py test_files.py test_generation.py test_known_faults.py test_session.py
 TESTS = $(if $(OLDEST),$(addprefix tests/,$(MEETS)),)
 
