@@ -37,12 +37,14 @@ def test_the_questions_stand_in_the_middles_of_equal_parts(
     tokens = len(smollm2_tokenizer.encode(text))
     assert demo.TOKENS - 100 <= tokens <= demo.TOKENS + 500
     assert tokens > 8 * PotConfig().pot_size
+    places = {}
     for number, question in enumerate(demo.QUESTIONS):
-        found = re.search(question.sentence, text)
-        assert found is not None, f"this Python's reference does not say it: {question.text}"
-        assert len(re.findall(question.sentence, text)) == 1
-        middle = (2 * number + 1) / (2 * len(demo.QUESTIONS))
-        assert found.start() / len(text) == pytest.approx(middle, abs=0.05)
+        found = [match.start() for match in re.finditer(question.sentence, text)]
+        assert len(found) <= 1
+        if found:  # older references lack a sentence, and the demo leaves its question out
+            places[(2 * number + 1) / (2 * len(demo.QUESTIONS))] = found[0] / len(text)
+    assert len(places) >= len(demo.QUESTIONS) / 2
+    assert list(places.values()) == pytest.approx(list(places), abs=0.05)
 
 
 @pytest.mark.parametrize(
