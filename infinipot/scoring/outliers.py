@@ -30,13 +30,13 @@ def outlier_scores(
     sentence, which is the mean over its entries, all heads and all layers. spans: [P], as from
     `span_numbers`; None: entries count alone.
     """
-    total = sum(
-        weight * standard_scores(signal) for signal, weight in zip(signals, weights, strict=True)
-    )
-    own = standard_scores(torch.as_tensor(total))
+    total = torch.zeros_like(signals[0], dtype=torch.float32)
+    for signal, weight in zip(signals, weights, strict=True):
+        total = total + weight * standard_scores(signal)
+    own = standard_scores(total)
     if spans is None:
         return own
-    everywhere = torch.as_tensor(total).mean(dim=(0, 1), keepdim=True)
+    everywhere = total.mean(dim=(0, 1), keepdim=True)
     return own + by_sentence * standard_scores(span_means(everywhere, spans))
 
 

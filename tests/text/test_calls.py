@@ -122,6 +122,15 @@ def test_calls_in_pieces_of_every_size(family: str, text: str, content: str, cal
         assert other.reasoning == whole.reasoning
 
 
+@pytest.mark.parametrize("cut", ["", "\n", "\n</", "\n</tool_call"])
+def test_a_closing_mark_that_was_cut_is_no_text(cut: str) -> None:
+    call = f"Yes <tool_call>{json.dumps({'name': PING[0], 'arguments': {}})}"
+    reply = read("hermes", call + cut, 3)
+    assert [one.name for one in reply.calls] == ["ping"]
+    assert reply.content == "Yes"
+    assert read("hermes", f"{call}\n</b>", 3).content == "Yes\n</b>"
+
+
 def test_arguments_leave_as_they_arrive() -> None:
     for family, text in (
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "'),

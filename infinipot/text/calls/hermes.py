@@ -15,8 +15,12 @@ class HermesReader(JsonCallReader):
     openings = (OPEN,)
 
     def call(self, opening: str) -> Steps[None]:
-        if (yield from self.object(opening)) and (yield from self.skip(CLOSE)):
+        if not (yield from self.object(opening)):
+            return
+        if (yield from self.skip(CLOSE)):
             yield from self.blank()
+        elif self.ended and CLOSE.startswith(self.rest.strip()):
+            self.rest = ""  # the answer was cut within the closing mark
 
 
 class Hermes(Family):
