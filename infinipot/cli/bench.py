@@ -17,6 +17,8 @@ from infinipot.cli.options import COMMON, POT
 from infinipot.cli.parsers import number, size_from
 
 if TYPE_CHECKING:
+    import torch
+
     from infinipot.bench.comparison import Task
 
 RESULTS = Path("benchmarks/results")
@@ -178,6 +180,9 @@ def load(options: CommandOptions, model: str, spread: bool) -> Any:
     if model in SHAPES:
         device = load.best_device(options["device"] or "auto")
         dtype = load.best_dtype(options["dtype"] or "bfloat16", device)
+        count = options["tensor_parallel"] or 1
+        if count > 1:
+            return shaped_out(model, dtype, count, device)
         made = shaped(model, device=device, dtype=dtype, spread=spread)
         if options["weights"]:
             quantise_model(made, options["weights"])
@@ -192,6 +197,17 @@ def load(options: CommandOptions, model: str, spread: bool) -> Any:
         return load.load(model, **options.loading)[0]
     except OSError as problem:
         raise BadUse(f"{problem}; shapes with random weights: {names}") from problem
+
+
+def shaped_out(name: str, dtype: torch.dtype, count: int, device: torch.device) -> Any:
+    """A model of a shape over `count` processes, of which this one has the first part."""
+    from infinipot.bench.shapes import shape_config
+    from infinipot.model.shards import check_config
+    from infinipot.parallel.followers import load_on_all_ranks
+
+    check_config(name, shape_config(name), count, device)
+    maker = "infinipot.bench.shapes:shaped_shards"
+    return load_on_all_ranks(maker, (name, dtype), count, device)
 
 
 def rounded(value: Any) -> Any:

@@ -61,6 +61,7 @@ GROUPS = {
         "device",
         "dtype",
         "weights",
+        "tensor_parallel",
         "pot_dtype",
         "chunk_tokens",
         "workers",

@@ -225,6 +225,11 @@ LOADING = (
         "Keep the weights quantised in memory: int8, int4, or auto (a GGUF file's in its own bits, "
         "others in int8). [default: as they are, in dtype]",
     ),
+    option(
+        "tensor_parallel",
+        int,
+        "Share heads and weights out over so many GPUs, a process each, or over processes on a CPU.",
+    ),
     option("quiet", bool, "No progress, no statistics.", "--quiet"),
 )
 ALWAYS = (

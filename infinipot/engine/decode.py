@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.distill import take
+from infinipot.engine.distill import step, take
 from infinipot.engine.generation import Generation
 from infinipot.engine.reader import Reader
 from infinipot.engine.sampling import PickedTokens, Sampler, sample
@@ -112,14 +111,11 @@ def advance(generations: Sequence[Generation]) -> None:
     pots = [generation.pot for generation in generations]
     ids = on_device([[generation.tokens[-1]] for generation in generations], runner.device)
     watched = any(generation.grows or not generation.fits for generation in generations)
-    output = graph_cache(runner).step(pots, [1] * len(pots), ids, watched=watched)
-    if output is None:
+    logits = step(runner, pots, ids, watched)
+    if logits is None:
         take(runner, pots, ids)
-        return
-    hidden, logits = output
-    for row, (pot, own, state) in enumerate(zip(pots, ids.split(1), hidden.split(1), strict=True)):
-        pot.follow(own, state, (logits, row))
-    pick_ahead(generations, logits)
+    else:
+        pick_ahead(generations, logits)
 
 
 def together(

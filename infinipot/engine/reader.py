@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.distill import Distiller, take
+from infinipot.engine.distill import new_distiller, take
 from infinipot.engine.observe import ByLayer
 from infinipot.engine.plan import Plan, layout_of
 from infinipot.engine.stats import Stats
@@ -54,11 +54,6 @@ class Reader(Turns):
         super().__init__()
         self.policy = config.policy
         self.tokenizer = tokenizer
-        if runner.sharded and self.policy.shared_heads:
-            raise ValueError(
-                "shared_heads looks at all heads of a layer, but this process has only some of them "
-                "(tensor parallel): leave it out, or use a model in one process"
-            )
         chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
         self.runner = runner
         self.options = config
@@ -79,7 +74,7 @@ class Reader(Turns):
         ends = None
         if "sentences" in plan.needs:
             ends = sentence_ends(self.tokenizer, self.runner.vocabulary).to(self.runner.device)
-        self.distiller = Distiller(self.runner, plan, ends)
+        self.distiller = new_distiller(self.runner, plan, ends)
 
     def settle(self, catalyst: str | None) -> None:
         """Use the plan for this kind of catalyst, unless the pot was distilled before: the first

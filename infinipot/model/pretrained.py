@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from infinipot.machine import out_of_memory
@@ -53,12 +54,16 @@ UNUSED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention
 
 
 def load_pretrained(
-    source: Path | str, dtype: torch.dtype, weights: str | None = None
+    source: Path | str,
+    dtype: torch.dtype,
+    weights: str | None = None,
+    shared_out: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer of a folder or of a Hub id (str). Code that comes with a model is
     never run. The folder's weights and the config have to agree.
 
-    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are. Raises
+    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are.
+    shared_out: load this process' part only, by transformers' plan (tensor parallelism). Raises
     OSError if something is missing, and ValueError if something is wrong. The message names it.
     """
     if isinstance(source, Path):
@@ -74,8 +79,11 @@ def load_pretrained(
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         method = method_of(config)
         if stays_as_it_is(source, config, weights):
+            how = REPORTED
+            if shared_out:
+                how = {**REPORTED, "distributed_config": DistributedConfig(tp_plan="auto")}
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=dtype, trust_remote_code=False, **REPORTED
+                source, config=config, dtype=dtype, trust_remote_code=False, **how
             )
         else:
             model, report = quantised(source, config, dtype, str(weights))
