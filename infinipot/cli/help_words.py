@@ -62,6 +62,7 @@ GROUPS = {
         "dtype",
         "weights",
         "tensor_parallel",
+        "spread",
         "pot_dtype",
         "chunk_tokens",
         "workers",

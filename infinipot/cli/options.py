@@ -230,6 +230,12 @@ LOADING = (
         int,
         "Share heads and weights out over so many GPUs, a process each, or over processes on a CPU.",
     ),
+    option(
+        "spread",
+        bool,
+        "Share the layers out over all GPUs, for a model that one GPU cannot hold.",
+        "--spread",
+    ),
     option("quiet", bool, "No progress, no statistics.", "--quiet"),
 )
 ALWAYS = (

@@ -19,8 +19,7 @@ from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import gguf_tokenizer, load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained, pretrained_tokenizer
 from infinipot.model.quantizer import WEIGHTS
-from infinipot.model.shards import check_shareable
-from infinipot.parallel.followers import load_on_all_ranks
+from infinipot.model.several import check_several, load_shared_out, load_spread
 
 if TYPE_CHECKING:
     from infinipot.option_types import DtypeName
@@ -126,6 +125,7 @@ def load(
     dtype: DtypeName | torch.dtype = "auto",
     weights: str | None = None,
     tensor_parallel: int = 1,
+    spread: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model in eval mode, and its tokenizer.
 
@@ -134,8 +134,8 @@ def load(
     torch. weights: `int8` or `int4` keeps the weights quantised in memory, `auto` those of a GGUF
     file in its own bits and others in int8; None: as dtype says. tensor_parallel: share heads and
     weights out over so many GPUs (or processes on a CPU). The other processes are started here, do
-    what this one does, and end with it. Raises FileNotFoundError, ValueError or OSError; the message
-    says what to do.
+    what this one does, and end with it. spread: share the layers out over all GPUs, for a model that
+    one GPU cannot hold. Raises FileNotFoundError, ValueError or OSError; the message says what to do.
     """
     compat.check_version()
     place = best_device(device)
@@ -143,9 +143,12 @@ def load(
     if weights is not None:
         known("weights", weights, WEIGHTS)
     source = found(model)
-    whole_number("tensor_parallel", tensor_parallel, 1)
-    if tensor_parallel > 1:
-        return load_shared_out(source, tensor_parallel, place, precision, weights)
+    whole_number("tensor_parallel", tensor_parallel, 1, unit="")
+    if tensor_parallel > 1 or spread:
+        check_several(source, place, weights, tensor_parallel, spread)
+        if spread:
+            return load_spread(source, precision)
+        return load_shared_out(source, precision, tensor_parallel, place)
     if isinstance(source, Path) and source.is_file():
         network, tokenizer = load_gguf(source, dtype=precision, weights=weights)
     else:
@@ -153,25 +156,6 @@ def load(
     network = network.to(place).eval()
     check_numbers(model, network)
     return network, tokenizer
-
-
-def load_shared_out(
-    source: Path | str, count: int, place: torch.device, dtype: torch.dtype, weights: str | None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model over `count` processes, of which this one has the first part."""
-    if weights is not None:
-        raise ValueError(
-            f"weights={weights!r} is for a model in one process: leave it or tensor_parallel out"
-        )
-    if place.index:
-        raise ValueError(
-            f"tensor_parallel={count} takes the first {count} GPUs, not {place}: choose others with "
-            "CUDA_VISIBLE_DEVICES"
-        )
-    check_shareable(source, count, place)
-    tokenizer = pretrained_tokenizer(source)
-    name = "infinipot.model.shards:load_shards"
-    return load_on_all_ranks(name, (source, dtype), count, place), tokenizer
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:

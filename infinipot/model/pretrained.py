@@ -16,7 +16,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.distributed import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from infinipot.machine import out_of_memory
@@ -57,14 +56,14 @@ def load_pretrained(
     source: Path | str,
     dtype: torch.dtype,
     weights: str | None = None,
-    shared_out: bool = False,
+    **how: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer of a folder or of a Hub id (str). Code that comes with a model is
     never run. The folder's weights and the config have to agree.
 
-    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are.
-    shared_out: load this process' part only, by transformers' plan (tensor parallelism). Raises
-    OSError if something is missing, and ValueError if something is wrong. The message names it.
+    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are. how:
+    more options of transformers' `from_pretrained`. Raises OSError if something is missing, and
+    ValueError if something is wrong. The message names it.
     """
     if isinstance(source, Path):
         check_folder(source)
@@ -79,11 +78,8 @@ def load_pretrained(
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         method = method_of(config)
         if stays_as_it_is(source, config, weights):
-            how = REPORTED
-            if shared_out:
-                how = {**REPORTED, "distributed_config": DistributedConfig(tp_plan="auto")}
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=dtype, trust_remote_code=False, **how
+                source, config=config, dtype=dtype, trust_remote_code=False, **REPORTED, **how
             )
         else:
             model, report = quantised(source, config, dtype, str(weights))

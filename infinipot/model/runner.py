@@ -70,6 +70,10 @@ class ModelRunner(ModelOutput):
                 "offloading, in a smaller dtype, or take a smaller model"
             )
         self.attention_modules: dict[int, nn.Module] = {}
+        self.devices: list[torch.device] = []
+        """Of each layer."""
+        self.alike = False
+        """Whether the entries of all layers have one shape, type and device."""
         self.followers = followers_of(model)
         """The other ranks (tensor parallelism), for rank 0."""
         if self.followers is None:
@@ -102,9 +106,6 @@ class ModelRunner(ModelOutput):
             self.find_output()
             self.rotations_by_size: dict[int, list[Rotation | None]] = {}
             self.scorings: dict[int, Scoring] = {}
-            self.alike = False
-            self.devices: list[torch.device] = []
-            """Of each layer."""
             pot = self.new_pot(Layout(2))
             heads: dict[int, int] = {}
             observer = Observer(lambda number, query, *_: heads.update({number: query.shape[1]}))
@@ -116,7 +117,6 @@ class ModelRunner(ModelOutput):
             self.sample = sample_of(pot, trial)
             self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
             self.alike = not any(self.states) and len({layer.shape for layer in pot.bounded}) == 1
-            """Whether the entries of all layers have one shape, type and device."""
             self.ending: torch.device = trial.device
             self.vocabulary: int = self.head(trial).shape[-1]
             self._check_states()

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from infinipot.model.head import part_of
+from infinipot.model.pretrained import load_pretrained
 from infinipot.parallel.collectives import parts_of
 
 
@@ -54,46 +56,9 @@ def is_shared_out(model: nn.Module) -> bool:
     return any(hasattr(weight, "device_mesh") for weight in model.parameters())
 
 
-def check_shareable(source: Path | str, count: int, device: torch.device) -> None:
-    """Raise ValueError for a model that cannot be shared out over so many processes, or for too few
-    GPUs. source: a folder or a Hub id."""
-    if isinstance(source, Path) and source.is_file():
-        raise ValueError(
-            f"cannot share out {source} over {count} processes: that is for folders and Hub ids. "
-            "Leave tensor_parallel out, or take the model that the file was made of"
-        )
-    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-    check_config(str(source), config, count, device)
-
-
-def check_config(name: str, config: Any, count: int, device: torch.device) -> None:
-    """As `check_shareable`, for a model's config."""
-    gpus = torch.cuda.device_count()
-    if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"tensor_parallel works on cuda and cpu, not on {device.type}")
-    if device.type == "cuda" and count > gpus:
-        raise ValueError(f"tensor_parallel={count} needs {count} GPUs, and torch finds {gpus} here")
-    if not getattr(config, "base_model_tp_plan", None):
-        raise ValueError(
-            f"cannot share out {name}: transformers has no plan for models of the type "
-            f"{config.model_type!r}. Leave tensor_parallel out"
-        )
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    entries = getattr(text, "num_key_value_heads", None) or heads
-    for what, number in (("KV heads", entries), ("query heads", heads), ("ids", text.vocab_size)):
-        if number % count:
-            raise ValueError(
-                f"cannot share out {name} over {count} processes: it has {number} {what}. "
-                f"Give a tensor_parallel that divides {entries}"
-            )
-
-
 def load_shards(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
     """This rank's part of a model. source: a folder or a Hub id."""
-    from infinipot.model.pretrained import load_pretrained
-
-    model, _ = load_pretrained(source, dtype, shared_out=True)
+    model, _ = load_pretrained(source, dtype, distributed_config=DistributedConfig(tp_plan="auto"))
     return served(model)
 
 

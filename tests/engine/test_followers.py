@@ -45,4 +45,6 @@ def test_two_processes_do_what_one_does(device: str, tmp_path: Path) -> None:
     assert "the same" in worker.stdout, worker.stderr[-6000:]
     assert worker.returncode == 1
     line = worker.stderr.strip().splitlines()[-1]
-    assert line.startswith("error: process 1 of 2 of the model (tensor parallel) was ended by SIGKILL")
+    assert line.startswith(
+        "error: process 1 of 2 of the model (tensor parallel) was ended by SIGKILL"
+    )

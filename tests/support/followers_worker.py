@@ -72,7 +72,9 @@ def check_policies(shared: ModelRunner, alone: ModelRunner) -> None:
         for question in questions:
             mine = read(shared, question, **options)
             whole = read(alone, question, **options)
-            same(f"{name} {question is None}", mine, whole, 1e-3 if "pot_dtype" in options else 1e-4)
+            same(
+                f"{name} {question is None}", mine, whole, 1e-3 if "pot_dtype" in options else 1e-4
+            )
 
 
 def check_sessions(shared: ModelRunner, alone: ModelRunner) -> None:
