@@ -12,6 +12,7 @@ from torch import Tensor
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.distill import take
 from infinipot.engine.generation import Generation
+from infinipot.engine.joint import read_together
 from infinipot.engine.reader import Reader
 from infinipot.engine.sampling import PickedTokens, Sampler, sample
 from infinipot.machine import on_device, out_of_memory
@@ -112,14 +113,26 @@ def advance(generations: Sequence[Generation]) -> None:
     pots = [generation.pot for generation in generations]
     ids = on_device([[generation.tokens[-1]] for generation in generations], runner.device)
     watched = any(generation.grows or not generation.fits for generation in generations)
-    output = graph_cache(runner).step(pots, [1] * len(pots), ids, watched=watched)
+    counts = [1] * len(pots)
+    output = graph_cache(runner).step(pots, counts, ids, watched=watched)
     if output is None:
-        take(runner, pots, ids)
+        take(runner, pots, ids.view(1, -1), counts=counts)
         return
     hidden, logits = output
     for row, (pot, own, state) in enumerate(zip(pots, ids.split(1), hidden.split(1), strict=True)):
         pot.follow(own, state, (logits, row))
     pick_ahead(generations, logits)
+
+
+def begin(generations: Sequence[Generation]) -> None:
+    """Read the prompts of generations of one model. Raises the first exception of one."""
+    if not generations:
+        return
+    passes = [generation.passes() for generation in generations]
+    results = read_together(generations[0].runner, passes)
+    problems = [problem for problem in results if problem is not None]
+    if problems:
+        raise problems.pop(0)
 
 
 def together(
@@ -132,8 +145,7 @@ def together(
     """
     live = dict(enumerate(generations))
     try:
-        for generation in generations:
-            generation.begin()
+        begin(generations)
         while live:
             tokens = []
             running = list(live.values())
