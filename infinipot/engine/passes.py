@@ -49,7 +49,7 @@ def read(
     if output is not None:
         hidden, scores = output
     elif look is None:
-        hidden = runner.read(ids, pots, counts=counts)
+        hidden = runner.read(ids, pots, None, counts)
     else:
         hidden = runner.read(ids, pots, watching(scores, look, look.alone))
     if suffix is None:
