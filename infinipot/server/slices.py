@@ -28,6 +28,9 @@ MAX_WAIT_S = 2.0
 SLICE_STEPS = 2.0
 """Aim for a reading slice between two steps of answers, in steps. Each step then pays for as much time
 as it takes itself for each job that reads, so that a long slice is followed by several steps."""
+JOINT_TIMES = 3.0
+"""How much longer than for one short prompt the engine may read for several, where one alone takes
+longer than the aim, or where nobody waits for a token."""
 WEIGHT = 0.3
 """Share of the newest slice in the measured times."""
 
@@ -96,9 +99,11 @@ class SliceTimer:
             longest_s = max(self._paid_s, SLICE_STEPS * self._step_s)
             aim_s = min(self.max_stall_s, longest_s) - self._read_s
         piece = self._reading(reader, aim_s)
-        if not answers:
-            aim_s = ALONE_S  # those that could wait read, too
-        piece = self._joint(piece, readers, aim_s)
+        joint_s = aim_s
+        alone_s = self._expected_s(piece)
+        if not answers or alone_s > aim_s:
+            joint_s = max(aim_s, JOINT_TIMES * alone_s)
+        piece = self._joint(piece, readers, joint_s)
         if answers:
             late = self._read_s and self._expected_s(piece) > aim_s
             if late or not self._step_s:
@@ -177,12 +182,19 @@ class SliceTimer:
         return size
 
     def _estimate_s(self, tokens: int) -> float:
-        """Seconds to read some tokens, from slices of about that size. 0: nothing is known yet."""
-        larger = [size for size in self._slice_s if size >= tokens]
-        if larger:
-            return self._slice_s[min(larger)]
-        largest = max(self._slice_s, default=0)
-        return self._slice_s.get(largest, 0.0) * tokens / max(1, largest)
+        """Seconds to read some tokens, from slices of about that size, or between smaller and larger
+        ones. 0: nothing is known yet."""
+        wanted = self._rounded(tokens)
+        smaller = max((size for size in self._slice_s if size <= wanted), default=0)
+        larger = min((size for size in self._slice_s if size >= wanted), default=0)
+        if not larger:
+            return self._slice_s.get(smaller, 0.0) * tokens / max(1, smaller)
+        after_s = self._slice_s[larger]
+        if larger == smaller or not smaller:
+            return after_s
+        before_s = self._slice_s[smaller]
+        share = (wanted - smaller) / (larger - smaller)
+        return before_s + share * (after_s - before_s)
 
     def _next_reader(self, readers: Sequence[Job]) -> Job:
         long = [job for job in readers if self._left_s(job) > LONG_S]
