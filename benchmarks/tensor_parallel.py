@@ -58,6 +58,14 @@ def common(mine: list[Any], whole: list[Any]) -> float:
     return both / every
 
 
+def equal(one: list[int], other: list[int]) -> int:
+    """How many of the first tokens are equal."""
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -78,8 +86,8 @@ def main() -> None:
         (mine, said), (whole, told) = [
             read(runner, tokenizer, text, args.pot_size) for runner in runners
         ]
-        same = next((n for n, (a, b) in enumerate(zip(said, told)) if a != b), len(told))
-        rows.append({"survivors": round(common(mine, whole), 5), "equal_tokens": same})
+        row = {"survivors": round(common(mine, whole), 5), "equal_tokens": equal(said, told)}
+        rows.append(row)
     record = {
         "arguments": {**vars(args), "model": Path(args.model).name, "text": args.text.name},
         "survivors": round(sum(row["survivors"] for row in rows) / len(rows), 5),

@@ -21,7 +21,7 @@ from transformers import (
 from infinipot.cache.pot import Pot
 from infinipot.compat import streamer_given
 from infinipot.config import PotConfig
-from infinipot.engine.decode import InvalidLogits, advance, predict
+from infinipot.engine.decode import InvalidLogits, advance, begin, predict
 from infinipot.engine.generation import Generation
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
@@ -187,8 +187,7 @@ def _decode(generations: list[Generation], ids: Tensor, picks: _Picks) -> Tensor
     """Run the generations until all rows have ended, and append their tokens to ids [B, T]."""
     live = dict(enumerate(generations))
     try:
-        for generation in generations:
-            generation.begin()
+        begin(generations)
         while live:
             # the last layer may be on another device
             rows = predict(list(live.values())).to(ids.device)

@@ -1,6 +1,7 @@
-"""Several pots as one cache: one forward pass for all rows, with separate attention for each row.
+"""Several pots as one cache: one forward pass for the texts of all, one behind the other in a single
+row, with separate attention for each text.
 
-There is no padding. Rows may differ in length, and each row has the same result as alone.
+There is no padding. Pots and texts may differ in length, and each has the same result as alone.
 """
 
 from __future__ import annotations
@@ -40,28 +41,30 @@ class PassthroughLayer(CacheLayerMixin):
 
 
 class BatchedLayer(PassthroughLayer):
-    """The same layer of several pots. `entries`: the rotated keys and the values of each row."""
+    """The same layer of several pots. The row has `counts[b]` tokens for pot b. `entries`: the
+    rotated keys and the values of each pot."""
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    def __init__(self, layers: Sequence[Any], counts: Sequence[int]) -> None:
         super().__init__()
         self.layers = layers
+        self.counts = list(counts)
         self.is_sliding = layers[0].is_sliding
         self.entries: list[tuple[Tensor, Tensor]] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append row b of the new entries [B, K, T, D] to pot b. Attention reads `entries` instead
-        of the return value."""
-        rows = zip(
+        """Append each pot's own of the new entries [1, K, N, D] to it. Attention reads `entries`
+        instead of the return value."""
+        parts = zip(
             self.layers,
-            key_states.split(1),
-            value_states.split(1),
-            rotate_rows(self.layers, key_states, 0),
+            key_states.split(self.counts, dim=2),
+            value_states.split(self.counts, dim=2),
+            rotate_parts(self.layers, key_states, self.counts),
             strict=True,
         )
         self.entries = [
-            layer.update(key, value, rotated=ready) for layer, key, value, ready in rows
+            layer.update(key, value, rotated=ready) for layer, key, value, ready in parts
         ]
         return key_states, value_states
 
@@ -70,37 +73,47 @@ class BatchedLayer(PassthroughLayer):
 
 
 class BatchedCache(Cache):
-    """The cache argument of a model that reads a row into each of several pots."""
+    """The cache argument of a model that reads `counts[b]` tokens into pot b."""
 
-    def __init__(self, pots: Sequence[Any]) -> None:
+    def __init__(self, pots: Sequence[Any], counts: Sequence[int]) -> None:
         by_layer = zip(*(pot.layers for pot in pots), strict=True)
-        super().__init__(layers=[BatchedLayer(layers) for layers in by_layer])
+        super().__init__(layers=[BatchedLayer(layers, counts) for layers in by_layer])
 
 
-def rotate_rows(layers: Sequence[Any], x: Tensor, ahead: int) -> Sequence[Tensor | None]:
-    """Rotate x [B, heads, 1, D], one vector for each layer, in one operation. Returns B tensors [1,
-    heads, 1, D].
+def rotate_parts(
+    layers: Sequence[Any], x: Tensor, counts: Sequence[int], stored: bool = False
+) -> Sequence[Tensor | None]:
+    """Rotate x [1, heads, N, D], `counts[b]` vectors for layer b, in one operation. Returns a tensor
+    [1, heads, counts[b], D] for each layer.
 
-    A vector's position is that of the layer's next entry, minus `ahead`. All results are None if
-    each layer must rotate its own: for several tokens, or for layers that rotate differently.
+    The vectors are those of a layer's next entries; stored: of its newest. All results are None if
+    each layer must rotate its own, because they rotate differently.
     """
     first = layers[0]
-    if x.shape[2] > 1 or not all(_alike(first, layer) for layer in layers):
-        return [None] * len(layers)
-    places = torch.tensor([layer.position - ahead for layer in layers], device=x.device)
-    return first.rotation.rotate_to(x.transpose(0, 2), places).transpose(0, 2).split(1)
+    places: list[int] = []
+    for layer, count in zip(layers, counts, strict=True):
+        start = layer.position
+        new = count
+        if stored:
+            start -= count
+            new = 0
+        if not _alike(first, layer, new):
+            return [None] * len(layers)
+        places += range(start, start + count)
+    rotated: Tensor = first.rotation.rotate_to(x, torch.tensor(places, device=x.device))
+    return rotated.split(list(counts), dim=2)
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether both layers rotate a slot alike: by slot, and with equal tables."""
-    if not all(
-        x.window is None
-        and x.is_initialized
-        and x.reset
-        and x.size
-        and x.rotation is not None
-        and x.length < x.capacity  # else it grows first, and its table with it
-        for x in (one, other)
+def _alike(one: Any, other: Any, count: int) -> bool:
+    """Whether a layer rotates a slot as the first one does: by slot, with an equal table, which does
+    not grow with `count` more entries."""
+    if not (
+        other.window is None
+        and other.is_initialized
+        and other.reset
+        and other.size
+        and other.rotation is not None
+        and other.length + count <= other.capacity
     ):
         return False
     return one.rotation is other.rotation or len(one.rotation.tables[one.device].places) == len(

@@ -142,11 +142,15 @@ class GraphCache:
         runner = self.runner()
         assert runner is not None
         rotations = pots[0].rotations
+        if len(ids) > ROWS[-1] or not self.possible(ids):
+            return None
+        for pot in pots:
+            self.allocate(pot)
         usable = all(
             pot.by_address and not (watched and pot.watched) and pot.rotations is rotations
             for pot in pots
         )
-        if len(ids) > ROWS[-1] or not usable or not self.possible(ids):
+        if not usable:
             return None
         for pot, count in zip(pots, counts, strict=True):
             pot.reserve(count)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from infinipot.engine.distill import step, take
 from infinipot.engine.generation import Generation
+from infinipot.engine.joint import read_together
 from infinipot.engine.reader import Reader
 from infinipot.engine.sampling import PickedTokens, Sampler, sample
 from infinipot.machine import on_device, out_of_memory
@@ -113,9 +114,20 @@ def advance(generations: Sequence[Generation]) -> None:
     watched = any(generation.grows or not generation.fits for generation in generations)
     logits = step(runner, pots, ids, watched)
     if logits is None:
-        take(runner, pots, ids)
+        take(runner, pots, ids.view(1, -1), counts=[1] * len(pots))
     else:
         pick_ahead(generations, logits)
+
+
+def begin(generations: Sequence[Generation]) -> None:
+    """Read the prompts of generations of one model. Raises the first exception of one."""
+    if not generations:
+        return
+    passes = [generation.passes() for generation in generations]
+    results = read_together(generations[0].runner, passes)
+    problems = [problem for problem in results if problem is not None]
+    if problems:
+        raise problems.pop(0)
 
 
 def together(
@@ -128,8 +140,7 @@ def together(
     """
     live = dict(enumerate(generations))
     try:
-        for generation in generations:
-            generation.begin()
+        begin(generations)
         while live:
             tokens = []
             running = list(live.values())

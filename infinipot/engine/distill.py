@@ -15,52 +15,12 @@ from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.observe import ByLayer, CatalystLook, Seen, Suffix, Watcher, watching
+from infinipot.engine.observe import ByLayer, Suffix, Watcher
+from infinipot.engine.passes import Pass, Passes, read
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
 from infinipot.parallel.ranks import on_all_ranks
 from infinipot.policies import Observation
-
-
-def read(
-    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, suffix: Suffix | None
-) -> tuple[Tensor, ByLayer | None]:
-    """Read ids [B, T], and a suffix that is removed again. Returns hidden states [B, T, hidden], and
-    what was seen of the suffix."""
-    look = None
-    if suffix is not None:
-        look = suffix.look
-        ids = torch.cat((ids, suffix.ids), dim=1)
-    scores: ByLayer = {}
-    output = recorded(runner, pots, ids, look)
-    if output is not None:
-        hidden, scores = output
-    elif look is None:
-        hidden = runner.read(ids, pots)
-    else:
-        hidden = runner.read(ids, pots, watching(scores, look, look.alone))
-    if suffix is None:
-        return hidden, None
-    count = suffix.ids.shape[1]
-    pots[0].advance(-count)
-    entries = pots[0].length
-    return hidden[:, :-count], Seen({number: x[..., :entries] for number, x in scores.items()})
-
-
-def recorded(
-    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, look: CatalystLook | None
-) -> tuple[Tensor, ByLayer] | None:
-    """The same by a recording: texts of several pots as rows of a step, others as chunks. None, and
-    nothing is read, if there is none."""
-    graphs = graph_cache(runner)
-    batch, count = ids.shape
-    if batch == 1 and (count > 1 or look is not None):
-        return graphs.chunk(pots[0], ids, look, watched=True)
-    if look is not None:
-        return None
-    step = graphs.step(pots, [count] * batch, ids.reshape(-1, 1), watched=True)
-    return step and (step[0].view(batch, count, -1), {})
-
 
 STACKED = frozenset({"catalyst", "novelty", "sentences"})
 """Needs of policies that may see several layers at once."""
@@ -72,23 +32,32 @@ MOST_UNSCORED = 1 << 14
 
 @on_all_ranks
 def take(
-    runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, suffix: Suffix | None = None
+    runner: ModelRunner,
+    pots: Sequence[Pot],
+    ids: Tensor,
+    suffix: Suffix | None = None,
+    counts: Sequence[int] | None = None,
 ) -> ByLayer | None:
-    """Read ids [B, T], a row into each pot, which must have room.
+    """Read ids [1, N], the next `counts[b]` of them into pot b, which must have room. counts: None
+    for a single pot.
 
     suffix: the catalyst, read in the same forward pass behind the ids of a single pot, and removed
     again. Returns the attention that entries received from it, by layer.
     """
     before = [pot.mark() for pot in pots]
+    counts = counts or [ids.shape[1]]
     try:
-        hidden, scores = read(runner, pots, ids, suffix)
+        hidden, scores = read(runner, pots, ids, counts, suffix)
     except BaseException:
         for pot, mark in zip(pots, before, strict=True):
             # interrupted, or out of memory: all layers must have the same entries
             pot.rollback(mark)
         raise
-    for pot, row, states in zip(pots, ids.split(1), hidden.split(1), strict=True):
-        pot.follow(row, states)
+    parts = (x.split(list(counts), dim=1) for x in (ids, hidden))
+    for pot, own, states in zip(pots, *parts, strict=True):
+        if len(pots) > 1 and states.shape[1] > 1:  # a view would keep those of all pots in memory
+            states = states.clone()
+        pot.follow(own, states)
         count = sum(part.shape[1] for part, _ in pot.unscored)
         if pot.scores_at_once or count > MOST_UNSCORED:
             score_novelty(runner, pot)
@@ -247,7 +216,7 @@ class Distiller:
         before = pot.mark()
         suffix = Suffix(catalyst[:1], self.watcher.look(catalyst))
         try:
-            return read(self.runner, [pot], catalyst[:1, :0], suffix)[1]
+            return read(self.runner, [pot], catalyst[:1, :0], [0], suffix)[1]
         finally:
             pot.rollback(before)
 
@@ -258,15 +227,15 @@ class Distiller:
         alone = "catalyst" in needs and not {"replay", "newest", "queries", "received"} & needs
         return alone and all(type(layer) is PotLayer for layer in pot.layers)
 
-    def read(
+    def passes(
         self,
         pot: Pot,
         ids: Tensor,
         catalyst: Tensor | None,
         progress: Callable[[], None] | None = None,
         more: bool = False,
-    ) -> ByLayer | None:
-        """Read ids [B, T] of any length, and distil whenever the pot is full and ids follow.
+    ) -> Passes[ByLayer | None]:
+        """Read ids [1, T] of any length, and distil whenever the pot is full and ids follow.
 
         If a chunk fills the pot and more follows, the catalyst is read in the same forward pass.
         more: the caller will read more than ids. It then calls `make_room` with the result: the
@@ -280,7 +249,7 @@ class Distiller:
             suffix = None
             if more or ids.shape[1]:
                 suffix = self.suffix(pot, chunk, catalyst)
-            prescored = take(self.runner, [pot], chunk, suffix)
+            prescored = yield Pass(pot, chunk, suffix)
             if progress is not None:
                 progress()
         return prescored

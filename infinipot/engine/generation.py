@@ -10,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from infinipot.cache.pot import Mark, Pot
-from infinipot.engine.distill import take
+from infinipot.engine.joint import alone
 from infinipot.engine.late import LateDistillation
+from infinipot.engine.passes import Pass, Passes
 from infinipot.engine.plan import LATE
 from infinipot.engine.reader import Reader
 from infinipot.engine.sampling import PickedTokens, Sampler
@@ -106,35 +107,39 @@ class Generation:
 
     def begin(self) -> None:
         """Read the prompt, after the ids that the reader has not read yet."""
+        alone(self.runner, self.passes())
+
+    def passes(self) -> Passes[None]:
+        """`begin` as passes."""
         ids = self.unread + self.prompt
         if self.plan.whole:
-            self._distil_whole()
-            self._read(self.unread + self.prompt)
+            yield from self._distil_whole()
+            yield from self._read(self.unread + self.prompt)
         elif self.fits:
             self.late = self.reader.late_cut(self.prompt, self.options.max_tokens)
-            self._read(ids)
+            yield from self._read(ids)
         elif len(ids) <= self.pot.room:
-            self._read_late(ids)
+            yield from self._read_late(ids)
         else:
             self._distil_to_fit()
-            self._read(ids)
+            yield from self._read(ids)
         self.prompt_is_read = True
 
-    def _read_late(self, ids: list[int]) -> None:
+    def _read_late(self, ids: list[int]) -> Passes[None]:
         """Read a prompt for which the pot has room."""
         late = LateDistillation(self.reader, self.pot, self.catalyst)
         first, rest = late.split(ids)
-        self._read_whole(first)
+        yield from self._read_whole(first)
         if rest:
             late.set_mark(rest, 0)
-            self._read_whole(rest)
+            yield from self._read_whole(rest)
         self.late = late
 
-    def _distil_whole(self) -> None:
+    def _distil_whole(self) -> Passes[None]:
         """The one distillation of prefill="whole": before the question, or after it if the policy
         uses the question's own attention."""
         if LATE & self.plan.needs:
-            self._read(self.prompt)
+            yield from self._read(self.prompt)
             self.prompt = []
         self.distiller.distill(self.pot, self.catalyst)
 
@@ -151,17 +156,17 @@ class Generation:
         elif self.fits:
             self.distiller.distill(self.pot, self.catalyst)
 
-    def _read(self, ids: list[int]) -> None:
+    def _read(self, ids: list[int]) -> Passes[None]:
         if self.fits:
-            self._read_whole(ids)
+            yield from self._read_whole(ids)
         else:
-            self.reader._read(self.pot, ids, self.catalyst)
+            yield from self.reader.passes(self.pot, ids, self.catalyst)
 
-    def _read_whole(self, ids: list[int]) -> None:
+    def _read_whole(self, ids: list[int]) -> Passes[None]:
         """Read ids that fit."""
         if ids:
             for chunk in self.reader.tensor(ids).split(self.plan.chunk_tokens, dim=1):
-                take(self.runner, [self.pot], chunk)
+                yield Pass(self.pot, chunk)
 
     @property
     def reads(self) -> bool:

@@ -62,4 +62,4 @@ class LateDistillation:
         ids = [*self.since, *tokens[self.tokens_before :]][:count]
         self.pot.rollback(self.mark)
         self.reader.distiller.distill(self.pot, self.own_catalyst)
-        self.reader._read(self.pot, ids, self.catalyst)
+        self.reader.read_into(self.pot, ids, self.catalyst)

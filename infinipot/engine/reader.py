@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,8 +13,11 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.distill import new_distiller, take
+from infinipot.engine.distill import new_distiller
+from infinipot.engine.full_pot import FullPot
+from infinipot.engine.joint import alone
 from infinipot.engine.observe import ByLayer
+from infinipot.engine.passes import Pass, Passes
 from infinipot.engine.plan import Plan, layout_of
 from infinipot.engine.stats import Stats
 from infinipot.engine.turns import Turns
@@ -28,17 +30,6 @@ Progress = Callable[[], None]
 
 class NoRoom(ValueError):
     """The sizes leave no room for the request."""
-
-
-@dataclass(frozen=True)
-class FullPot:
-    """A pot that must be distilled before it reads on."""
-
-    progress: tuple[int, int]
-    """`Reader.progress` when it was full."""
-    catalyst: Tensor | None
-    seen: ByLayer | None
-    """The attention that entries received from the catalyst, if it was read behind them."""
 
 
 class Reader(Turns):
@@ -64,7 +55,7 @@ class Reader(Turns):
         self.last_catalyst: Tensor | None = None
         """The catalyst of the latest reading, for which the pot always has room."""
         self.full: FullPot | None = None
-        """The pot as the latest `fill` left it."""
+        """The pot when it was filled last, if more followed."""
         self.read_s = self.answer_s = 0.0
         self.tokens_given = 0
         """Tokens of texts that `cycles` has got so far: those read, and those that wait."""
@@ -129,8 +120,12 @@ class Reader(Turns):
 
     def pin(self, ids: list[int]) -> None:
         """Read the first ids of all. Distillations always keep them."""
+        alone(self.runner, self.pin_passes(ids))
+
+    def pin_passes(self, ids: list[int]) -> Passes[None]:
+        """`pin` as passes."""
         if ids:
-            take(self.runner, [self.pot], self.tensor(ids))
+            yield Pass(self.pot, self.tensor(ids))
             self.pot.pin(len(ids))
 
     def cycles(
@@ -177,26 +172,30 @@ class Reader(Turns):
         self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None
     ) -> None:
         """Read ids. catalyst: ids [1, |P|] for distillations. progress: called after every chunk."""
-        self.runner.check_ids(ids)
-        with self._timed():
-            self._read(self.pot, ids, catalyst, progress)
+        alone(self.runner, self.text_passes(ids, catalyst, progress))
 
-    def fill(
-        self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None
-    ) -> None:
-        """Read ids that fill the pot, when more follow. `distil_full` then distils it."""
+    def text_passes(
+        self,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> Passes[None]:
+        """`read` as passes. more: the ids fill the pot, and more follow; `distil_full` then distils
+        it."""
         self.runner.check_ids(ids)
         with self._timed():
-            seen = self._read(self.pot, ids, catalyst, progress, more=True)
-        self.full = FullPot(self.progress, catalyst, seen)
+            seen = yield from self.passes(self.pot, ids, catalyst, progress, more)
+        if more:
+            self.full = FullPot(self.progress, catalyst, seen)
 
     @property
     def is_full(self) -> bool:
-        """Whether `distil_full` has something to do: not if the reader has read on since `fill`."""
+        """Whether `distil_full` has something to do: not if the reader has read on since."""
         return self.full is not None and self.full.progress == self.progress
 
     def distil_full(self) -> None:
-        """Distil the pot that `fill` has filled."""
+        """Distil the pot if it has been filled, and more follows."""
         full = self.full
         if full is not None and self.is_full:
             with self._timed():
@@ -212,21 +211,27 @@ class Reader(Turns):
         finally:
             self.read_s += time.perf_counter() - started
 
-    def _read(
+    def passes(
         self,
         pot: Pot,
         ids: list[int],
         catalyst: Tensor | None,
         progress: Progress | None = None,
         more: bool = False,
-    ) -> ByLayer | None:
+    ) -> Passes[ByLayer | None]:
+        """`read_into` as passes. progress, more: as for `Distiller.passes`, whose result it is."""
         if not ids:
             return None
         if not self.has_room_for(pot, catalyst):
             self.distiller.distill(pot, self.last_catalyst)
         if pot is self.pot:
             self.last_catalyst = catalyst
-        return self.distiller.read(pot, self.tensor(ids), catalyst, progress, more)
+        tensor = self.tensor(ids)
+        return (yield from self.distiller.passes(pot, tensor, catalyst, progress, more))
+
+    def read_into(self, pot: Pot, ids: list[int], catalyst: Tensor | None) -> None:
+        """Read ids into this reader's pot or a copy."""
+        alone(self.runner, self.passes(pot, ids, catalyst))
 
     def has_room_for(self, pot: Pot, catalyst: Tensor | None) -> bool:
         """Whether the pot has room for the catalyst. A catalyst longer than the latest may have

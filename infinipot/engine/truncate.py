@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.config import PotConfig
+from infinipot.engine.passes import Passes
 from infinipot.engine.reader import NoRoom, Progress, Reader
 from infinipot.engine.stats import Stats
 from infinipot.model.runner import ModelRunner
@@ -49,12 +50,16 @@ class CuttingReader(Reader):
     def progress(self) -> tuple[int, int]:
         return self.pot.tokens_read + len(self.tail) + self.skipped, self.pot.distillations
 
-    def read(
-        self, ids: list[int], catalyst: Tensor | None, progress: Progress | None = None
-    ) -> None:
+    def text_passes(
+        self,
+        ids: list[int],
+        catalyst: Tensor | None,
+        progress: Progress | None = None,
+        more: bool = False,
+    ) -> Passes[None]:
         here = max(0, self.config.pot_size // 2 - self.pot.length)
         self._wait(ids[here:])
-        super().read(ids[:here], catalyst, progress)
+        yield from super().text_passes(ids[:here], catalyst, progress, more)
 
     def _wait(self, ids: list[int]) -> None:
         """Add ids to the tail. The oldest ones then leave it and are skipped."""
@@ -147,7 +152,7 @@ class LateCut:
         pot = self.reader.pot
         pot.rollback(self.mark)
         tail = self.reader.cut(len(self.prompt), self.answer)
-        self.reader._read(pot, [*tail, *self.prompt, *tokens[:-1]], None)
+        self.reader.read_into(pot, [*tail, *self.prompt, *tokens[:-1]], None)
 
 
 def reader_for(

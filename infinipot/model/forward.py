@@ -3,14 +3,14 @@ slot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_rows
+from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_parts
 from infinipot.model.attention import Visible, Worker, attention, plain, visible
 from infinipot.model.self_extend import grouped_attention
 from infinipot.scoring.representativeness import Scoring
@@ -40,7 +40,7 @@ class PotForward(Worker):
         modules: dict[int, nn.Module],
     ) -> None:
         """scorings, modules: get those of each bounded layer, by its number."""
-        self.pot = pot
+        self.pot = self.cache = pot
         self.observer = observer or Observer(lambda *look: None)
         self.scorings = scorings
         self.modules = modules
@@ -118,11 +118,12 @@ class PotForward(Worker):
 
 
 class BatchedForward(Worker):
-    """A forward pass over several pots. Each row has its own attention."""
+    """A forward pass over several pots. Each pot's part of the row has its own attention."""
 
-    def __init__(self, rows: list[PotForward], cache: BatchedCache) -> None:
-        self.rows = rows
-        self.cache = cache
+    def __init__(self, forwards: list[PotForward], counts: Sequence[int]) -> None:
+        """counts: the tokens of each pot."""
+        self.forwards = forwards
+        self.cache = BatchedCache([forward.pot for forward in forwards], counts)
 
     def attend(
         self,
@@ -134,12 +135,22 @@ class BatchedForward(Worker):
         options: dict[str, Any],
     ) -> Tensor:
         layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
-        rotated = rotate_rows(layer.layers, query, 1)
+        rotated = rotate_parts(layer.layers, query, layer.counts, stored=True)
+        queries = query.split(layer.counts, dim=2)
         outputs = []
-        for row, raw, entries, own, ready in zip(
-            self.rows, query.split(1), layer.entries, layer.layers, rotated, strict=True
+        for forward, raw, entries, own, ready in zip(
+            self.forwards, queries, layer.entries, layer.layers, rotated, strict=True
         ):
             if ready is None:
                 ready = own.rotate_queries(raw)
-            outputs.append(row.attend_rotated(module, raw, (ready, *entries), scaling, options))
-        return torch.cat(outputs)
+            outputs.append(forward.attend_rotated(module, raw, (ready, *entries), scaling, options))
+        return torch.cat(outputs, dim=1)
+
+
+def positions(pots: Sequence[Any], counts: Sequence[int], device: torch.device) -> Tensor:
+    """The slots of each pot's next `counts[b]` entries, one pot behind the other, [1, N] int64."""
+    slots = [
+        torch.arange(pot.length, pot.length + count, device=device)
+        for pot, count in zip(pots, counts, strict=True)
+    ]
+    return torch.cat(slots)[None]

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from infinipot import compat
-from infinipot.cache.batch import BatchedCache
 from infinipot.cache.layout import Layout
 from infinipot.cache.pot import Pot
 from infinipot.cache.rope import Rotation, alike, copies
 from infinipot.checks import ModelWarning
 from infinipot.model import fused_norms
-from infinipot.model.attention import IN_USE, Worker, at_work
-from infinipot.model.forward import BatchedForward, Observer, PotForward
+from infinipot.model.attention import IN_USE, at_work
+from infinipot.model.forward import BatchedForward, Observer, PotForward, positions
 from infinipot.model.fused_norms import fused
 from infinipot.model.output import ModelOutput
 from infinipot.model.rope_probe import TOLERANCE, rotations
@@ -237,29 +236,30 @@ class ModelRunner(ModelOutput):
 
     @on_all_ranks
     @torch.no_grad()
-    def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
-        """Run ids [B, T] through the trunk, and append row b to pot b. Returns hidden states [B, T,
-        hidden]."""
-        # state-space layers have no rows of their own: one pot after the other
+    def read(
+        self,
+        ids: Tensor,
+        pots: Sequence[Pot],
+        observe: Observer | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Run ids [1, N] through the trunk, and append the next `counts[b]` of them to pot b; None
+        for a single pot. Returns hidden states [1, N, hidden]."""
+        counts = list(counts or [ids.shape[1]])
+        # state-space layers have one state for a row: one pot after the other
         if len(pots) > 1 and any(self.states):
-            rows = zip(ids.split(1), pots, strict=True)
-            return torch.cat([self.read(row, [pot], observe) for row, pot in rows])
-        count = ids.shape[1]
-        positions = torch.stack(
-            [torch.arange(pot.length, pot.length + count, device=ids.device) for pot in pots]
-        )
+            rows = zip(ids.split(counts, dim=1), pots, strict=True)
+            return torch.cat([self.read(row, [pot], observe) for row, pot in rows], dim=1)
         forwards = [PotForward(pot, observe, self.scorings, self.attention_modules) for pot in pots]
-        cache: Pot | BatchedCache = pots[0]
-        worker: Worker = forwards[0]
+        worker: PotForward | BatchedForward = forwards[0]
         if len(pots) > 1:
-            cache = BatchedCache(pots)
-            worker = BatchedForward(forwards, cache)
+            worker = BatchedForward(forwards, counts)
         with at_work(self.model, worker), fused(self.norms):
             output = self.model.base_model(
                 input_ids=ids,
-                position_ids=positions,
+                position_ids=positions(pots, counts, ids.device),
                 use_cache=True,
                 return_dict=True,
-                **{self.cache_argument: cache},
+                **{self.cache_argument: worker.cache},
             )
         return output.last_hidden_state

@@ -10,12 +10,13 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from infinipot.engine.joint import read_together
 from infinipot.model.runner import ModelRunner
 from infinipot.server.clock import Stopwatch
 from infinipot.server.disk import Disk
@@ -196,7 +197,7 @@ class Engine:
         watch = Stopwatch(self.runner.device)
         tokens = 0
         if piece.reader is not None:
-            tokens = self._read(piece.reader, piece.max_tokens)
+            tokens = self._read([piece.reader, *piece.beside], piece.max_tokens)
         else:
             self._answer(piece)
         watch.stop()
@@ -214,17 +215,18 @@ class Engine:
             piece, tokens, watch = self._begun.popleft()
             self.timer.done(piece, tokens, watch.seconds)
 
-    def _read(self, job: Job, max_tokens: int) -> int:
-        """Read a slice. Returns the number of tokens read."""
-        before = job.tokens_read
-        try:
-            job.read(max_tokens)
-        except Exception as problem:
-            self.scheduler.fail(job, problem)
-        tokens = job.tokens_read - before
+    def _read(self, jobs: Sequence[Job], max_tokens: int) -> int:
+        """Read a slice, several jobs in joint forward passes. Returns the number of tokens read."""
+        before = sum(job.tokens_read for job in jobs)
+        runner = jobs[0].runner or self.runner
+        problems = read_together(runner, [job.passes(max_tokens) for job in jobs])
+        tokens = sum(job.tokens_read for job in jobs) - before
         self.metrics.read.inc(tokens)
-        if job.ended:
-            self.scheduler.finish(job)
+        for job, problem in zip(jobs, problems, strict=True):
+            if problem is not None:
+                self.scheduler.fail(job, problem)
+            if job.ended:
+                self.scheduler.finish(job)
         return tokens
 
     def _answer(self, piece: Slice) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infinipot.engine.joint import most_tokens
 from infinipot.server.jobs.base import Job
 
 CPU_CHUNK_TOKENS = 512
@@ -27,6 +28,9 @@ MAX_WAIT_S = 2.0
 SLICE_STEPS = 2.0
 """Aim for a reading slice between two steps of answers, in steps. Each step then pays for as much time
 as it takes itself for each job that reads, so that a long slice is followed by several steps."""
+JOINT_TIMES = 3.0
+"""How much longer than for one short prompt the engine may read for several, where one alone takes
+longer than the aim, or where nobody waits for a token."""
 WEIGHT = 0.3
 """Share of the newest slice in the measured times."""
 
@@ -38,6 +42,8 @@ class Slice:
     reader: Job | None = None
     max_tokens: int = 0
     """0 for a distillation."""
+    beside: Sequence[Job] = ()
+    """Jobs whose whole prompts are read in the same forward passes. `max_tokens` counts them, too."""
     answers: Sequence[Job] = ()
 
 
@@ -49,6 +55,7 @@ class SliceTimer:
     - Readings come in the order in which they would end if each were alone. Long ones come after
       the others, and in turn.
     - Reading slices are sized by the measured speed.
+    - Short prompts are read together, as many as a slice has room for.
 
     A slice has `begun` when the device has been given its work, and is `done` when the device says so:
     on a GPU that is later.
@@ -62,6 +69,7 @@ class SliceTimer:
         if device == "cpu":
             self.chunk_tokens = CPU_CHUNK_TOKENS
             self.least_tokens = CPU_LEAST_TOKENS
+        self.joint_tokens = most_tokens(device)
         self.max_stall_s = max_stall_s
         self._slice_s: dict[int, float] = {}
         """Measured seconds of a reading slice, by its tokens."""
@@ -91,6 +99,11 @@ class SliceTimer:
             longest_s = max(self._paid_s, SLICE_STEPS * self._step_s)
             aim_s = min(self.max_stall_s, longest_s) - self._read_s
         piece = self._reading(reader, aim_s)
+        joint_s = aim_s
+        alone_s = self._expected_s(piece)
+        if not answers or alone_s > aim_s:
+            joint_s = max(aim_s, JOINT_TIMES * alone_s)
+        piece = self._joint(piece, readers, joint_s)
         if answers:
             late = self._read_s and self._expected_s(piece) > aim_s
             if late or not self._step_s:
@@ -103,19 +116,41 @@ class SliceTimer:
             return Slice(reader)
         return Slice(reader, self._size(reader, aim_s))
 
+    def _joint(self, piece: Slice, readers: Sequence[Job], aim_s: float) -> Slice:
+        """The slice with more jobs, if it reads all of a short prompt: as many as can be read within
+        `aim_s`, in their order."""
+        first = piece.reader
+        if first is None or not piece.max_tokens or not can_join(first):
+            return piece
+        tokens = first.remaining_tokens
+        most = min(self.joint_tokens, self._size(first, aim_s))
+        if tokens > piece.max_tokens or tokens > most:
+            return piece
+        beside = []
+        others = [job for job in readers if job is not first and can_join(job)]
+        for job in sorted(others, key=self._order):
+            if tokens + job.remaining_tokens <= most:
+                beside.append(job)
+                tokens += job.remaining_tokens
+        if not beside:
+            return piece
+        return Slice(first, most, beside)
+
     def _expected_s(self, piece: Slice) -> float:
         """Seconds that a slice of a reader will take."""
         assert piece.reader is not None
         if not piece.max_tokens:
             return self._distill_s
-        return self._estimate_s(min(piece.reader.remaining_tokens, piece.max_tokens))
+        tokens = sum(job.remaining_tokens for job in (piece.reader, *piece.beside))
+        return self._estimate_s(min(tokens, piece.max_tokens))
 
     def begun(self, piece: Slice, tokens: int) -> None:
         """Note that the device has been given a slice. tokens: read in it."""
         if piece.reader is None:
             self._read_s = max(0.0, min(self.max_stall_s, self._read_s) - self._paid_s)
             return
-        piece.reader.last_slice_s = time.perf_counter()
+        for job in (piece.reader, *piece.beside):
+            job.last_slice_s = time.perf_counter()
         if not piece.max_tokens:
             self._read_s += self._distill_s
         elif tokens:
@@ -147,24 +182,36 @@ class SliceTimer:
         return size
 
     def _estimate_s(self, tokens: int) -> float:
-        """Seconds to read some tokens, from slices of about that size. 0: nothing is known yet."""
-        larger = [size for size in self._slice_s if size >= tokens]
-        if larger:
-            return self._slice_s[min(larger)]
-        largest = max(self._slice_s, default=0)
-        return self._slice_s.get(largest, 0.0) * tokens / max(1, largest)
+        """Seconds to read some tokens, from slices of about that size, or between smaller and larger
+        ones. 0: nothing is known yet."""
+        wanted = self._rounded(tokens)
+        smaller = max((size for size in self._slice_s if size <= wanted), default=0)
+        larger = min((size for size in self._slice_s if size >= wanted), default=0)
+        if not larger:
+            return self._slice_s.get(smaller, 0.0) * tokens / max(1, smaller)
+        after_s = self._slice_s[larger]
+        if larger == smaller or not smaller:
+            return after_s
+        before_s = self._slice_s[smaller]
+        share = (wanted - smaller) / (larger - smaller)
+        return before_s + share * (after_s - before_s)
 
     def _next_reader(self, readers: Sequence[Job]) -> Job:
-        def left_s(job: Job) -> float:
-            return self._estimate_s(job.remaining_tokens)
-
-        long = [job for job in readers if left_s(job) > LONG_S]
-        others = [job for job in readers if left_s(job) <= LONG_S]
+        long = [job for job in readers if self._left_s(job) > LONG_S]
+        others = [job for job in readers if job not in long]
         if long:
             oldest = min(long, key=lambda job: job.last_slice_s)
             if not others or time.perf_counter() - oldest.last_slice_s > MAX_WAIT_S:
                 return oldest
-        return min(others, key=lambda job: job.admitted_s + left_s(job))
+        return min(others, key=self._order)
+
+    def _left_s(self, job: Job) -> float:
+        """Seconds that a job would still read if it were alone."""
+        return self._estimate_s(job.remaining_tokens)
+
+    def _order(self, job: Job) -> float:
+        """When a job would have read everything if it were alone. The first comes first."""
+        return job.admitted_s + self._left_s(job)
 
     def _size(self, job: Job, aim_s: float) -> int:
         """Tokens of a reading slice: the whole chunk, or `least_tokens` times a power of two."""
@@ -173,6 +220,12 @@ class SliceTimer:
         while tokens < most and self._estimate_s(2 * tokens) <= aim_s:
             tokens *= 2
         return min(most, tokens)
+
+
+def can_join(job: Job) -> bool:
+    """Whether a job may read in a forward pass with others: with the engine's own runner, and not
+    when its pot must be distilled first."""
+    return job.runner is None and not job.distils
 
 
 def _average(before: float, now: float) -> float:

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import pot_file
 from infinipot.config import PotConfig
+from infinipot.engine.joint import alone
+from infinipot.engine.passes import Passes
 from infinipot.engine.reader import Progress
 from infinipot.engine.truncate import reader_for
 from infinipot.model.runner import ModelRunner
@@ -83,7 +85,7 @@ class Session(SessionAnswers):
             catalyst = new_catalyst(self._reader, dialogue, listed(question))
             self._begin(dialogue)
             for ids, more in self._reader.cycles(dialogue.opening, lists, catalyst):
-                self._read(dialogue, ids, catalyst, progress, more)
+                alone(self.runner, self._passes(dialogue, ids, catalyst, progress, more))
                 self._reader.distil_full()
 
     def use_head(self, ids: list[int]) -> None:
@@ -104,7 +106,7 @@ class Session(SessionAnswers):
             catalyst = new_catalyst(self._reader, dialogue, None)
             ids = dialogue.question(message) + dialogue.ids(answer)
             self._begin(dialogue)
-            self._read(dialogue, ids, catalyst, None, more=False)
+            alone(self.runner, self._passes(dialogue, ids, catalyst, None, more=False))
             dialogue.note_answer()
 
     def append_part(self, ids: list[int], question: Question, most: int, more: bool) -> int:
@@ -114,13 +116,17 @@ class Session(SessionAnswers):
         For texts that are read in parts: parts that end where the pot is full are read fastest.
         more: more follows these ids. Returns how many were read. Otherwise as `append`.
         """
+        return alone(self.runner, self.part_passes(ids, question, most, more))
+
+    def part_passes(self, ids: list[int], question: Question, most: int, more: bool) -> Passes[int]:
+        """`append_part` as passes."""
         with self._reader.reading():
             if self._reader.is_full:
                 self._reader.distil_full()
                 return 0
             dialogue = self._dialogue_for(raw=True)
             catalyst = new_catalyst(self._reader, dialogue, listed(question))
-            self._begin(dialogue)
+            yield from self._head_passes(dialogue)
             opening = dialogue.opening()
             count = min(most, len(ids))
             full = self._reader.until_full(catalyst)
@@ -129,7 +135,7 @@ class Session(SessionAnswers):
                 more = more or count < len(ids)
             else:
                 more = False
-            self._read(dialogue, opening + ids[:count], catalyst, None, more)
+            yield from self._passes(dialogue, opening + ids[:count], catalyst, None, more)
             return count
 
     @property
@@ -137,24 +143,21 @@ class Session(SessionAnswers):
         """Whether the latest `append_part` has filled the pot, and the next one will distil it."""
         return self._reader.is_full
 
-    def _read(
+    def _passes(
         self,
         dialogue: Dialogue,
         ids: list[int],
         catalyst: Tensor | None,
         progress: Progress | None,
         more: bool,
-    ) -> None:
+    ) -> Passes[None]:
         """Read ids of a text, and note that in the dialogue."""
         state = (dialogue.in_text, dialogue.answered)
         before = self._reader.progress
         dialogue.in_text = True
         dialogue.answered = False
         try:
-            if more:
-                self._reader.fill(ids, catalyst, progress)
-            else:
-                self._reader.read(ids, catalyst, progress)
+            yield from self._reader.text_passes(ids, catalyst, progress, more)
         except BaseException:
             if self._reader.progress == before:
                 dialogue.in_text, dialogue.answered = state

@@ -12,6 +12,8 @@ from infinipot.checks import old_name
 from infinipot.engine.answer import Answer
 from infinipot.engine.decode import answer
 from infinipot.engine.generation import Generation
+from infinipot.engine.joint import alone
+from infinipot.engine.passes import Passes
 from infinipot.engine.sampling import Sampler, end_tokens
 from infinipot.sampling import Sampling
 from infinipot.session.arguments import Question, fed, listed, sampling_of, uses_template
@@ -99,7 +101,7 @@ class SessionAnswers(SessionView):
     def stream_ids(self, question: Question = None, **options: Any) -> Generator[int, None, None]:
         """The answer's token ids, one by one, without the id that ends it. options: as in
         `generation`."""
-        prompt, generation = self._prepare(question, **options)
+        prompt, generation = alone(self.runner, self._prepare(question, **options))
         return answer(self._reader, prompt, expected_progress=self._reader.progress, **generation)
 
     def generation(self, question: Question = None, **options: Any) -> Generation:
@@ -111,7 +113,11 @@ class SessionAnswers(SessionView):
         tokenizer and the template name. special_tokens: instead of the session's. sampler: the one
         within `pick`, if that is none itself.
         """
-        prompt, generation = self._prepare(question, **options)
+        return alone(self.runner, self.generation_passes(question, **options))
+
+    def generation_passes(self, question: Question, **options: Any) -> Passes[Generation]:
+        """`generation` as passes: the head of the chat template may have to be read."""
+        prompt, generation = yield from self._prepare(question, **options)
         return Generation(self._reader, prompt, **generation)
 
     turn = old_name("turn", "generation")
@@ -125,7 +131,7 @@ class SessionAnswers(SessionView):
         stop_ids: set[int] | None = None,
         special_tokens: bool | None = None,
         **options: Any,
-    ) -> tuple[list[int], dict[str, Any]]:
+    ) -> Passes[tuple[list[int], dict[str, Any]]]:
         """The ids that are read before an answer, and the fields of its `GenerationOptions`.
         options: max_tokens, pick, sampler."""
         reader = self._reader
@@ -145,7 +151,7 @@ class SessionAnswers(SessionView):
         catalyst = None
         if keep or reader.plan.whole or not reader.fits(entries):
             catalyst = answer_catalyst(reader, dialogue, question, aware=aware)
-        self._begin(dialogue)
+        yield from self._head_passes(dialogue)
         if stop_ids is None:
             stop_ids = end_tokens(self.runner.model, self.tokenizer) | dialogue.ends()
         settled = dialogue.note_answer
@@ -188,7 +194,11 @@ class SessionAnswers(SessionView):
 
     def _begin(self, dialogue: Dialogue) -> None:
         """Read and pin the head of the chat template, once."""
+        alone(self.runner, self._head_passes(dialogue))
+
+    def _head_passes(self, dialogue: Dialogue) -> Passes[None]:
+        """`_begin` as passes."""
         if self._dialogue is None:
             self._reader.check_room(None, len(dialogue.head()))
-            self._reader.pin(dialogue.head())
+            yield from self._reader.pin_passes(dialogue.head())
             self._dialogue = dialogue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infinipot.cache.batch import BatchedLayer, PassthroughLayer, rotate_rows
+from infinipot.cache.batch import BatchedLayer, PassthroughLayer, rotate_parts
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.recurrent import (
     NoEntries,
@@ -173,17 +173,24 @@ def filled(
     return layer
 
 
-def test_rows_are_rotated_together_where_they_rotate_alike() -> None:
-    """To each row's own next position, or an entry back for queries; otherwise each layer does its own."""
+def test_parts_are_rotated_together_where_they_rotate_alike() -> None:
+    """To each pot's own next positions, or its newest ones for queries; otherwise each layer does its own."""
     rotation = Rotation("half", table)
-    layers = [filled(rotation, count) for count in (3, 9, 1)]
-    x = text(3)[1].transpose(0, 2).transpose(1, 1)  # [3, 2, 1, 8]
-    for ahead in (0, 1):
-        rows = rotate_rows(layers, x, ahead)
-        for row, layer, own in zip(rows, layers, x.split(1), strict=True):
-            torch.testing.assert_close(row, turned(own, layer.position - ahead))
+    layers = [filled(rotation, count) for count in (3, 9, 4)]
+    counts = [1, 4, 2]
+    x = text(7)[1]  # [1, 2, 7, 8]
+    for stored in (False, True):
+        parts = rotate_parts(layers, x, counts, stored)
+        for part, layer, own in zip(parts, layers, x.split(counts, dim=2), strict=True):
+            start = layer.position - own.shape[2] * stored
+            torch.testing.assert_close(part, turned(own, start))
+    pair = x[:, :, :2]
     same_length = filled(Rotation("half", table), 4)
-    assert rotate_rows([layers[0], same_length], x[:2], 0)[0] is not None
+    assert rotate_parts([layers[0], same_length], pair, [1, 1])[0] is not None
+    full = filled(rotation, 19)
+    assert rotate_parts([layers[0], full], pair, [1, 1])[0] is not None
+    assert rotate_parts([layers[0], full], x[:, :, :3], [1, 2]) == [None, None], "it must grow"
+    assert rotate_parts([layers[0], full], x[:, :, :3], [1, 2], stored=True)[0] is not None
     for other in (
         filled(None, 3),
         filled(rotation, 3, None),
@@ -191,28 +198,25 @@ def test_rows_are_rotated_together_where_they_rotate_alike() -> None:
         filled(Rotation("half", table), 3, 30),
         PotLayer(20, rotation),
     ):
-        assert rotate_rows([layers[0], other], x[:2], 0) == [None, None]
-        assert rotate_rows([other, layers[0]], x[:2], 0) == [None, None]
-    assert rotate_rows(layers[:2], torch.cat((x[:2], x[:2]), dim=2), 0) == [None, None]
+        assert rotate_parts([layers[0], other], pair, [1, 1]) == [None, None]
+        assert rotate_parts([other, layers[0]], pair, [1, 1]) == [None, None]
 
 
-def test_a_batched_layer_gives_each_row_to_its_own() -> None:
+def test_a_batched_layer_gives_each_pot_its_own() -> None:
     rotation = Rotation("half", table)
     layers = [filled(rotation, count) for count in (3, 9)]
     plain = [layer.copy() for layer in layers]
-    batched = BatchedLayer(layers)
+    batched = BatchedLayer(layers, [1, 3])
     assert batched.is_initialized
     assert batched.get_seq_length() == 9
     assert batched.get_mask_sizes(2) == (11, 0)
-    _, keys, values = text(2, seed=5)
-    keys, values = keys.transpose(0, 2), values.transpose(0, 2)
+    _, keys, values = text(4, seed=5)
     assert batched.update(keys, values)[0] is keys
-    for layer, row, key, value in zip(
-        plain, batched.entries, keys.split(1), values.split(1), strict=True
-    ):
-        for mine, its in zip(row, layer.update(key, value), strict=True):
+    parts = zip(keys.split([1, 3], dim=2), values.split([1, 3], dim=2), strict=True)
+    for layer, entries, own in zip(plain, batched.entries, parts, strict=True):
+        for mine, its in zip(entries, layer.update(*own), strict=True):
             torch.testing.assert_close(mine, its)
-    assert [layer.length for layer in layers] == [4, 10]
+    assert [layer.length for layer in layers] == [4, 12]
     nothing = PassthroughLayer()
     assert nothing.get_seq_length() == 0
     assert nothing.get_mask_sizes(3) == (3, 0)

@@ -81,12 +81,12 @@ def test_steps_in_fewer_operations_are_the_same_steps(
         with monkeypatch.context() as patch:
             if slow:
                 patch.setattr(
-                    "infinipot.model.forward.rotate_rows",
-                    lambda layers, x, ahead: [None] * len(layers),
+                    "infinipot.model.forward.rotate_parts",
+                    lambda layers, x, counts, stored: [None] * len(layers),
                 )
                 patch.setattr(
-                    "infinipot.cache.batch.rotate_rows",
-                    lambda layers, x, ahead: [None] * len(layers),
+                    "infinipot.cache.batch.rotate_parts",
+                    lambda layers, x, counts: [None] * len(layers),
                 )
             sessions = [
                 Session(runner, None, PotConfig(pot_size=64, distill_to=24, **options))

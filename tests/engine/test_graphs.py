@@ -225,7 +225,7 @@ def test_all_pots_share_the_recordings(at_once: list[AtOnce]) -> None:
     for group in (sessions[:3], sessions[1:5], sessions[:2], sessions[3:]):
         turns = [s.generation([7, 8], max_tokens=5, pick=greedy, stop_ids=set()) for s in group]
         list(together(turns))
-    assert len(at_once) <= made + 2, "steps of 2 and of 4 rows"
+    assert len(at_once) <= made + 3, "steps of 2, 4 and 8 rows"
 
 
 def test_recordings_keep_no_pot_alive(at_once: list[AtOnce]) -> None:

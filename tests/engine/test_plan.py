@@ -140,9 +140,7 @@ def test_nothing_is_looked_up_inside_a_distillation(
     forbid(infinipot.policies.base.Policy, "options")
     monkeypatch.setattr(Plan, "of", lambda *args, **options: looked.append("of"))
     before = session.stats.distillations
-    session._reader.distiller.read(
-        session.pot, session._reader.tensor(random_ids(400)), session._reader.last_catalyst
-    )
+    session._reader.read(random_ids(400), session._reader.last_catalyst)
     assert session.stats.distillations > before + 1
     assert looked == []
 

@@ -128,7 +128,7 @@ def late_for(room: float) -> tuple[Entries, LateDistillation]:
         plan=SimpleNamespace(reserve=lambda ids: 5),
         last_catalyst="latest",
         distiller=SimpleNamespace(distill=lambda pot, ids: pot.told.append(("distil", ids))),
-        _read=lambda pot, ids, own: pot.told.append(("read", ids, own)),
+        read_into=lambda pot, ids, own: pot.told.append(("read", ids, own)),
     )
     return pot, LateDistillation(reader, pot, "own")  # type: ignore[arg-type]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from infinipot.engine import decode, distill
+from infinipot.engine import decode, passes
 from infinipot.engine.decode import InvalidLogits, next_tokens, pick, pick_ahead, sampled
-from infinipot.engine.distill import recorded
 from infinipot.engine.observe import CatalystLook
+from infinipot.engine.passes import recorded
 from infinipot.engine.sampling import PickedTokens, Sampler
 from infinipot.sampling import Sampling
 
@@ -88,26 +88,27 @@ def test_nothing_to_advance_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "count", "looks", "by"),
+    ("counts", "looks", "by"),
     [
-        (1, 1, False, "step"),
-        (1, 3, False, "chunk"),
-        (1, 1, True, "chunk"),
-        (1, 3, True, "chunk"),
-        (2, 1, False, "step"),
-        (2, 3, False, "step"),
-        (2, 1, True, None),
-        (2, 3, True, None),
+        ([1], False, "step"),
+        ([3], False, "chunk"),
+        ([1], True, "chunk"),
+        ([3], True, "chunk"),
+        ([1, 1], False, "step"),
+        ([3, 2], False, "step"),
+        ([1, 1], True, None),
+        ([3, 2], True, None),
     ],
 )
 def test_what_is_read_by_which_recording(
-    batch: int, count: int, looks: bool, by: str | None, monkeypatch: pytest.MonkeyPatch
+    counts: list[int], looks: bool, by: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of a step are the texts one after another. Without a recording nothing is read."""
-    ids = torch.arange(batch * count).view(batch, count)
+    total = sum(counts)
+    ids = torch.arange(total)[None]
     look = CatalystLook(1) if looks else None
-    pots = ["first", "second"][:batch]
-    states = torch.arange(batch * count * 5.0).view(batch * count, 1, 5)
+    pots = ["first", "second"][: len(counts)]
+    states = torch.arange(total * 5.0).view(total, 1, 5)
     asked: list[tuple[Any, ...]] = []
 
     def chunk(pot: str, read: torch.Tensor, seen: Any, watched: bool) -> Any:
@@ -119,16 +120,16 @@ def test_what_is_read_by_which_recording(
         return states, "logits"
 
     graphs = SimpleNamespace(chunk=chunk, step=step)
-    monkeypatch.setattr(distill, "graph_cache", lambda runner: graphs)
-    got = recorded("runner", pots, ids, look)  # type: ignore[arg-type]
+    monkeypatch.setattr(passes, "graph_cache", lambda runner: graphs)
+    got = recorded("runner", pots, ids, counts, look)  # type: ignore[arg-type]
     if by is None:
         assert (got, asked) == (None, [])
     elif by == "chunk":
         assert got == ("hidden", {0: "scores"})
         assert asked == [("first", ids.tolist(), look, True)]
     else:
-        assert asked == [(pots, [count] * batch, [[i] for i in range(batch * count)], True)]
+        assert asked == [(pots, counts, [[i] for i in range(total)], True)]
         assert got[1] == {}
-        assert torch.equal(got[0], states.view(batch, count, 5))
+        assert torch.equal(got[0], states.view(1, total, 5))
         graphs.step = lambda *arguments, watched: None
-        assert recorded("runner", pots, ids, look) is None  # type: ignore[arg-type]
+        assert recorded("runner", pots, ids, counts, look) is None  # type: ignore[arg-type]

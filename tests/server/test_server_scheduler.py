@@ -20,6 +20,7 @@ def reader(tokens: int, waited_s: float = 0.0) -> Any:
         readable=True,
         distils=False,
         answering=False,
+        runner=None,
         remaining_tokens=tokens,
         admitted_s=time.perf_counter() - waited_s,
         last_slice_s=time.perf_counter() - waited_s,

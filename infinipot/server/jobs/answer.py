@@ -10,6 +10,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Mark
 from infinipot.config import PotConfig
+from infinipot.engine.passes import Passes
 from infinipot.engine.sampling import Sampler
 from infinipot.sampling import Sampling
 from infinipot.server.answer_form import PLAIN, AnswerForm
@@ -159,19 +160,19 @@ class AnswerJob(Job):
     def answering(self) -> bool:  # type: ignore[override]
         return self.generation is not None
 
-    def read(self, max_tokens: int) -> None:
+    def passes(self, max_tokens: int) -> Passes[None]:
         """Read a slice of the text; after the text, the question."""
         if self.pending or self.distils:
-            super().read(max_tokens)
+            yield from super().passes(max_tokens)
             return
         self.share()
-        self.generation = self.own_session.generation(
+        self.generation = yield from self.own_session.generation_passes(
             self.question,
             max_tokens=self.request.sampling.max_tokens,
             keep=True,
             **self._pick(),
         )
-        self.generation.begin()
+        yield from self.generation.passes()
         self._mark = self.own_session.pot.mark()
         self.tokens_read += len(self.question or ())
 

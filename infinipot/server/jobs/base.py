@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infinipot.config import PotConfig
 from infinipot.engine.generation import Generation
+from infinipot.engine.passes import Passes
 from infinipot.model.runner import ModelRunner
 from infinipot.server.events import Send
 from infinipot.server.pot_store import PotStore
@@ -111,11 +112,11 @@ class Job:
         """Begin in this session, whose pot came from `source`."""
         self.session = session
 
-    def read(self, max_tokens: int) -> None:
+    def passes(self, max_tokens: int) -> Passes[None]:
         """Read a slice, or distil."""
         ids = self.pending.popleft() if self.pending else []
         more = bool(self.pending) or self.asks
-        count = self.own_session.append_part(ids, self.question, max_tokens, more)
+        count = yield from self.own_session.part_passes(ids, self.question, max_tokens, more)
         if count < len(ids):
             self.pending.appendleft(ids[count:])
         self.tokens_read += count

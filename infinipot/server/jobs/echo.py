@@ -10,6 +10,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache, unrecorded
+from infinipot.engine.passes import Passes
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.server.events import Done, Likely, Piece, Send, likely
 from infinipot.server.jobs.answer import AnswerJob, Question
@@ -35,9 +36,15 @@ class RecordingRunner(ModelRunner):
         self.passes: list[tuple[int, Tensor, Tensor]] = []
         """Tokens that the pot had read before the pass, ids, hidden states."""
 
-    def read(self, ids: Tensor, pots: Sequence[Pot], observe: Observer | None = None) -> Tensor:
+    def read(
+        self,
+        ids: Tensor,
+        pots: Sequence[Pot],
+        observe: Observer | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Tensor:
         before = pots[0].tokens_read
-        hidden = super().read(ids, pots, observe)
+        hidden = super().read(ids, pots, observe, counts)
         self.passes.append((before, ids, hidden))
         return hidden
 
@@ -56,9 +63,9 @@ class EchoJob(AnswerJob):
         self._last_hidden: Tensor | None = None
         self._prompt_likely: list[Likely] = []
 
-    def read(self, max_tokens: int) -> None:
+    def passes(self, max_tokens: int) -> Passes[None]:
         if self.pending or not self.silent:
-            super().read(max_tokens)
+            yield from super().passes(max_tokens)
             self._score_passes()
             if self.generation is not None:
                 self._send_prompt()

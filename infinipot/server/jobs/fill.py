@@ -10,6 +10,7 @@ import torch
 
 from infinipot.config import PotConfig
 from infinipot.engine.decode import InvalidLogits
+from infinipot.engine.passes import Passes
 from infinipot.server.errors import APIError
 from infinipot.server.events import Done, Send, pot_of
 from infinipot.server.jobs.base import UNBOUNDED, Job
@@ -94,9 +95,9 @@ class FillJob(Job):
     def remaining_tokens(self) -> int:
         return super().remaining_tokens if self.complete else UNBOUNDED
 
-    def read(self, max_tokens: int) -> None:
+    def passes(self, max_tokens: int) -> Passes[None]:
         if self.pending:
-            super().read(max_tokens)
+            yield from super().passes(max_tokens)
             self.waiting_tokens = sum(map(len, self.pending))
             self.on_read()
             self.tell_watchers("reading")
