@@ -123,12 +123,12 @@ def test_a_reading_that_fails_at_once_leaves_the_dialogue_as_it_was() -> None:
     dialogue = session._dialogue
     state = dialogue.in_text, dialogue.answered
     assert state == (False, True)
-    read = session._reader.read
-    session._reader.read = refuse
+    read = session._reader.text_passes
+    session._reader.text_passes = refuse
     with pytest.raises(MemoryError):
         session.append("A text.")
     assert (dialogue.in_text, dialogue.answered) == state
-    session._reader.read = read
+    session._reader.text_passes = read
     with pytest.raises(KeyboardInterrupt):
         session.append("A text.", progress=stop)
     assert (dialogue.in_text, dialogue.answered) == (True, False)
