@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from infinipot.kernels.launch import dense_rows, next_power_of_2, on
+from infinipot.kernels.launch import dense_rows, next_power_of_2, on, run
 from infinipot.kernels.pots import (
     LEAST_DOT,
     Rotary,
@@ -127,15 +127,16 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, span: Tensor, softmax: S
     out = query.new_empty(1, rows, heads, layout.value_width)
     partial = _sums(query, parts, layout)
     with on(query):
-        chunk_kernels.attend_part[(-(-rows // layout.tile), heads, parts)](
+        args = (
             *(query, keys, values, span, softmax.sinks, out),
             *partial,
             *query.stride()[1:3],
             *(keys.shape[2], rows, share, heads // keys.shape[1]),
             float(softmax.scaling),
             tuple(layout),
-            num_stages=2,
         )
+        grid = (-(-rows // layout.tile), heads, parts)
+        run(chunk_kernels.attend_part, grid, args, (query.dtype, layout), num_stages=2)
         if parts > 1:
             chunk_kernels.attend_join[(rows, heads)](
                 *(span, softmax.sinks, out),

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on
+from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on, run
 
 ROWS = 512
 """Most rows of a catalyst for `catalyst_scores`."""
@@ -97,7 +97,7 @@ def catalyst_scores(
     layout = _layout(query, scoring, group * most // sets)
     parts = peak.shape[1]
     with on(query):
-        catalyst_kernels.catalyst_join[(-(-size // layout[1]), heads)](
+        args = (
             *(query, key, part.span, peak, total, scoring.sinks, out),
             *(*query.stride()[1:3], *key.stride()[1:3]),
             *(most, size, group, parts, sets),
@@ -105,8 +105,10 @@ def catalyst_scores(
             float(scoring.scaling),
             weight,
             (*layout, next_power_of_2(parts)),
-            num_warps=_warps(query),
         )
+        grid = (-(-size // layout[1]), heads)
+        form = (query.dtype, layout)
+        run(catalyst_kernels.catalyst_join, grid, args, form, num_warps=_warps(query))
     return out
 
 
@@ -123,15 +125,17 @@ def _denominators(query: Tensor, key: Tensor, scoring: Scoring, part: Part) -> T
     share, parts = _shares(-(-size // layout[1]), heads * tiles)
     result = torch.empty(2, heads, parts, rows, dtype=torch.float32, device=query.device)
     with on(query):
-        catalyst_kernels.catalyst_part[(tiles, heads, parts)](
+        args = (
             *(query, key, part.span, *result),
             *(*query.stride()[1:3], *key.stride()[1:3]),
             *(part.most, size, group, share * layout[1]),
             *scoring.hidden,
             float(scoring.scaling),
             layout,
-            num_warps=_warps(query),
         )
+        form = (query.dtype, layout)
+        grid = (tiles, heads, parts)
+        run(catalyst_kernels.catalyst_part, grid, args, form, num_warps=_warps(query))
     return result
 
 

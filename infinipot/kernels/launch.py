@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -42,6 +43,36 @@ def dense_rows(x: Tensor) -> Tensor:
 def next_power_of_2(number: int) -> int:
     """The smallest power of two that is not below the number."""
     return 1 << (number - 1).bit_length()
+
+
+STAGES = 3
+"""Stages of a kernel's pipeline, if the kernel says nothing else."""
+_FITTING: dict[Hashable, int] = {}
+"""Stages that fit into a GPU's shared memory, where that are fewer."""
+
+
+def run(
+    kernel: Any, grid: tuple[int, ...], args: Sequence[Any], form: Hashable, **options: Any
+) -> None:
+    """Launch a kernel. If its pipeline is too long for the GPU's shared memory (RTX cards have less
+    than half of an H200's), with fewer stages. Results do not depend on their number.
+
+    form: what decides how much shared memory it needs, beside the GPU. options: `num_stages`,
+    `num_warps`.
+    """
+    stages = options.pop("num_stages", STAGES)
+    card = torch.cuda.current_device() if torch.cuda.is_available() else None
+    key = (kernel, card, form)
+    stages = _FITTING.get(key, stages)
+    while True:
+        try:
+            kernel[grid](*args, num_stages=stages, **options)
+            return
+        except Exception as problem:
+            if type(problem).__name__ != "OutOfResources" or stages == 1:
+                raise
+        stages -= 1
+        _FITTING[key] = stages
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, places: Tensor, style: str) -> Tensor:

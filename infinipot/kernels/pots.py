@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on
+from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on, run
 
 SHARES = 32
 """Most shares into which `attend` splits the slots of a pot."""
@@ -175,21 +175,16 @@ def _attend_part(
     kinds = (softmax.softcap is not None, exact)
     numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, grid.share)
     with on(query):
-        pot_kernels.attend_part[(batch, grid.kv_heads, grid.parts)](
-            query,
-            places,
-            slots,
+        args = (
+            *(query, places, slots),
             *tables_of(rotary, places),
-            acc,
-            peak,
-            total,
+            *(acc, peak, total),
             *numbers,
-            grid.group,
-            grid.tile,
-            width,
-            grid.width,
+            *(grid.group, grid.tile, width, grid.width),
             *(*pairs, grid.wide, *style_of(rotary, pairs[0]), *kinds, BLOCK),
         )
+        form = (query.dtype, pairs, grid.tile, grid.wide)
+        run(pot_kernels.attend_part, (batch, grid.kv_heads, grid.parts), args, form)
     return acc, peak, total
 
 
