@@ -50,7 +50,7 @@ class Reader(Turns):
                 "shared_heads looks at all heads of a layer, but this process has only some of them "
                 "(tensor parallel): leave it out, or use a model in one process"
             )
-        chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
+        chunk = config.chunk_tokens or (1024 if runner.device.type == "cpu" else 2048)
         self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)
