@@ -199,7 +199,7 @@ def attention(
             key = key.repeat_interleave(repeats, dim=1)
             value = value.repeat_interleave(repeats, dim=1)
             shared = False
-        how = {"scale": scaling, "enable_gqa": shared}
+        how: dict[str, Any] = {"scale": scaling, "enable_gqa": shared}
         if type(mask) is Tensor and not query.is_cuda:
             out = in_blocks(qkv, mask, how)
         else:
