@@ -2,9 +2,10 @@
 alone and together, in one warm process. `infinipot bench` compares; this shows many batch sizes.
 
     python benchmarks/engine_speed.py [SHAPE] [--lengths 8192,32768] [--batches 1,8,64] [--shares]
+                                      [--tensor-parallel N | --spread]
 
 SHAPE: a model with random weights, from `infinipot.bench.shapes.SHAPES`. Each length is read twice,
-since the first reading makes the recordings; the peak is that of the second. --shares: how much of the
+since the first reading makes the recordings; the peak is that of the second, on the first GPU. --shares: how much of the
 kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty.
 """
 
@@ -17,11 +18,13 @@ from typing import Any
 
 import torch
 from machine import keep
+from transformers import PreTrainedModel
 
 from infinipot import PotConfig, Session
 from infinipot.bench.shapes import SHAPES, shaped
 from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
+from infinipot.parallel.followers import load_on_all_ranks
 from infinipot.sampling import Sampling
 from infinipot.server.step import step
 
@@ -35,6 +38,14 @@ def clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def made(shape: str, device: torch.device, count: int, spread: bool) -> PreTrainedModel:
+    """A model with random weights: in this process, or over `count` processes."""
+    if count == 1:
+        return shaped(shape, device=device, spread=spread)
+    maker = "infinipot.bench.shapes:shaped_shards"
+    return load_on_all_ranks(maker, (shape, torch.bfloat16), count, device)
 
 
 def reading(runner: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[float, int]:
@@ -116,9 +127,11 @@ def main() -> None:
     parser.add_argument("--pot-size", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--shares", action="store_true")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--spread", action="store_true", help="share layers out over all GPUs")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    runner = ModelRunner(shaped(args.shape, device=device))
+    runner = ModelRunner(made(args.shape, device, args.tensor_parallel, args.spread))
     config = PotConfig(pot_size=args.pot_size)
     chance = random.Random(0)
     read: dict[str, list[float]] = {}

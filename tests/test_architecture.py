@@ -12,7 +12,7 @@ from pathlib import Path
 from modules import MODULES, PACKAGE
 
 LAYERS = """
-checks compat kernels catalysts optional machine
+checks compat kernels parallel catalysts optional machine
 scoring text
 cache policies
 option_types

@@ -12,7 +12,7 @@ from infinipot.bench.measure import cost_s
 from infinipot.bench.reading import read, simple
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.distill import Distiller, score_novelty, take
+from infinipot.engine.distill import new_distiller, score_novelty, take
 from infinipot.engine.observe import CatalystLook, Suffix, observe
 from infinipot.engine.plan import Plan
 from infinipot.kernels.distill import Part
@@ -144,7 +144,9 @@ def distillation_s(session: Session, ids: list[int]) -> dict[str, float]:
     if catalyst is not None and distiller.can_append_catalyst(session.pot, catalyst):
         look = distiller.watcher.look(catalyst)
         prescored = observe(runner, full, catalyst, look, look.alone)
-    newest = Distiller(runner, Plan.of(simple(session._reader.config), len(distiller.plan.layers)))
+    newest = new_distiller(
+        runner, Plan.of(simple(session._reader.config), len(distiller.plan.layers))
+    )
     whole = cost_s(lambda pot: distiller.distill(pot, catalyst, prescored), lambda: (full.copy(),))
     compaction = cost_s(lambda pot: newest.distill(pot, None), lambda: (full.copy(),))
     if prescored is None and catalyst is not None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import dispatch_model, infer_auto_device_map, init_empty_weights
 from accelerate.utils import get_balanced_memory, set_module_tensor_to_device
+from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.distributed import DistributedConfig
 
 from infinipot.checks import known
+from infinipot.model.shards import served
 
 _WIDTHS = (
     "hidden_size",
@@ -76,6 +81,31 @@ def shaped(
     else:
         model = model.to(device)
     return model.eval()
+
+
+def shaped_shards(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """This rank's part of a model of this shape with random weights (tensor parallelism)."""
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)
+    kind = type(model)
+    how, _, mesh = kind.prepare_distribute_model(DistributedConfig(tp_plan="auto"))
+    model = kind.maybe_distribute_model(model, how, mesh)
+    place = torch.device("cpu")
+    if torch.cuda.is_available():
+        place = torch.device("cuda", torch.cuda.current_device())
+    whole = torch.Generator(place).manual_seed(0)
+    part = torch.Generator(place).manual_seed(1 + dist.get_rank())
+    for label, weight in list(model.named_parameters()):
+        value: torch.Tensor
+        if isinstance(weight, DTensor):
+            own = _weight(label, weight.to_local(), place, dtype, part)
+            value = DTensor.from_local(own, weight.device_mesh, weight.placements, run_check=False)
+        else:
+            value = _weight(label, weight, place, dtype, whole)
+        module, _, word = label.rpartition(".")
+        model.get_submodule(module)._parameters[word] = nn.Parameter(value, requires_grad=False)
+    model.tie_weights()
+    return served(model.to(place))
 
 
 def _place(label: str, places: dict[str, Any]) -> torch.device:

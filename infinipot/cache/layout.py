@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from infinipot.cache.attention_stats import AttentionStats
 
@@ -16,6 +17,7 @@ class Layout:
     what layers remember of attention. grouping: (number of distant entries that share a position,
     number of newest entries that do not), for SelfExtend. distils: whether it is ever distilled.
     scores: whether NuC will be needed. alike: whether entries of all bounded layers have one shape.
+    followers: the other ranks, which have this pot, too; None for a model in one process.
     """
 
     size: int | None
@@ -27,3 +29,4 @@ class Layout:
     distils: bool = True
     scores: bool = False
     alike: bool = False
+    followers: Any = None

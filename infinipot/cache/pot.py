@@ -21,6 +21,7 @@ from infinipot.cache.recurrent import new_layer
 from infinipot.cache.rope import Rotation, copies
 from infinipot.cache.sizes import PotSizes
 from infinipot.cache.storage import Block
+from infinipot.parallel.ranks import on_all_ranks
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
         newest = torch.zeros(1, NEWEST, dtype=torch.long, device=device)
         Bookkeeping.__init__(self, last_ids=newest)
         self.rotations = rotations
+        self.followers = layout.followers
         self.size = layout.size
         self.grouping = layout.grouping
         self.distils = layout.distils
@@ -132,10 +134,12 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
         self.distillations += 1
         self.distill_s += seconds
 
+    @on_all_ranks
     def pin(self, count: int) -> None:
         """Keep the first entries at every distillation."""
         self.pinned = count
 
+    @on_all_ranks
     def score_at_once(self) -> None:
         """From now on compute the NuC of every token when it is read."""
         self.scores_at_once = True
@@ -194,6 +198,7 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
         """Whether layers collect attention statistics."""
         return any(layer.attention_stats is not None for layer in self.bounded)
 
+    @on_all_ranks
     def copy(self) -> Pot:
         """An independent copy."""
         twin = copy.copy(self)
@@ -270,9 +275,11 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
             if shapes != {tuple(places.shape)} or novelty.shape != places.shape:
                 raise ValueError("its layers have other shapes")
 
+    @on_all_ranks
     def mark(self) -> Mark:
         return Mark(tuple(layer.mark() for layer in self.layers), self.snapshot())
 
+    @on_all_ranks
     def rollback(self, mark: Mark) -> None:
         """Remove all entries since the mark."""
         if mark.distillations != self.distillations:

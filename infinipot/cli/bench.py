@@ -17,6 +17,8 @@ from infinipot.cli.options import COMMON, POT
 from infinipot.cli.parsers import number, size_from
 
 if TYPE_CHECKING:
+    import torch
+
     from infinipot.bench.comparison import Task
 
 RESULTS = Path("benchmarks/results")
@@ -86,9 +88,6 @@ def bench(
             help="A row that took longer than this is not repeated.",
         ),
     ] = 60,
-    spread: Annotated[
-        bool, typer.Option("--spread", help="Share a shape's layers out over all GPUs.")
-    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -116,7 +115,7 @@ def bench(
         rounds=rounds,
         patience_s=patience,
     )
-    measure(options, model, task, result_file(out), spread)
+    measure(options, model, task, result_file(out))
     return 0
 
 
@@ -142,9 +141,7 @@ def result_file(out: Path | None) -> Path | None:
     return out
 
 
-def measure(
-    options: CommandOptions, model: str, task: Task, out: Path | None, spread: bool
-) -> None:
+def measure(options: CommandOptions, model: str, task: Task, out: Path | None) -> None:
     """Measure. The table goes to stderr, the document, one line of JSON, to stdout and to the end
     of the file `out`."""
     from infinipot.cli.console import silence
@@ -152,7 +149,7 @@ def measure(
     config = options.config()
     with doing(f"loading {model}", options.quiet):
         silence(options.quiet)
-        loaded = load(options, model, spread)
+        loaded = load(options, model)
     from infinipot.bench.comparison import compare
 
     def show(line: str) -> None:
@@ -169,7 +166,7 @@ def measure(
     put(text + "\n")
 
 
-def load(options: CommandOptions, model: str, spread: bool) -> Any:
+def load(options: CommandOptions, model: str) -> Any:
     """A model by name, or a shape with random weights."""
     from infinipot.bench.shapes import SHAPES, shaped
     from infinipot.model import load
@@ -178,7 +175,10 @@ def load(options: CommandOptions, model: str, spread: bool) -> Any:
     if model in SHAPES:
         device = load.best_device(options["device"] or "auto")
         dtype = load.best_dtype(options["dtype"] or "bfloat16", device)
-        made = shaped(model, device=device, dtype=dtype, spread=spread)
+        count = options["tensor_parallel"]
+        if count is not None:
+            return shaped_out(model, dtype, count, device)
+        made = shaped(model, device=device, dtype=dtype, spread=bool(options["spread"]))
         if options["weights"]:
             quantise_model(made, options["weights"])
         return made
@@ -186,12 +186,23 @@ def load(options: CommandOptions, model: str, spread: bool) -> Any:
     near = difflib.get_close_matches(model, SHAPES, n=1, cutoff=0.8)
     if near and not Path(model).exists():
         raise BadUse(f"there is no shape {model!r}: did you mean {near[0]!r}? (known: {names})")
-    if spread:
-        raise BadUse(f"--spread is for shapes ({names}), not for {model}")
     try:
         return load.load(model, **options.loading)[0]
     except OSError as problem:
         raise BadUse(f"{problem}; shapes with random weights: {names}") from problem
+
+
+def shaped_out(name: str, dtype: torch.dtype, count: int, device: torch.device) -> Any:
+    """A model of a shape over `count` processes, of which this one has the first part."""
+    from infinipot.bench.shapes import shape_config
+    from infinipot.checks import whole_number
+    from infinipot.model.several import check_shareable
+    from infinipot.parallel.followers import load_on_all_ranks
+
+    whole_number("tensor_parallel", count, 1, unit="")
+    check_shareable(name, shape_config(name), count, device)
+    maker = "infinipot.bench.shapes:shaped_shards"
+    return load_on_all_ranks(maker, (name, dtype), count, device)
 
 
 def rounded(value: Any) -> Any:

@@ -38,8 +38,9 @@ class CommandOptions:
 
     @property
     def loading(self) -> dict[str, Any]:
-        """Arguments of `load` that are set: device, dtype, weights."""
-        return {name: self[name] for name in ("device", "dtype", "weights") if self[name]}
+        """Arguments of `load` that are set."""
+        names = ("device", "dtype", "weights", "tensor_parallel", "spread")
+        return {name: self[name] for name in names if self[name] is not None}
 
     def fields_of(self, kind: type) -> dict[str, Any]:
         """The options that are fields of a dataclass."""

@@ -61,6 +61,8 @@ GROUPS = {
         "device",
         "dtype",
         "weights",
+        "tensor_parallel",
+        "spread",
         "pot_dtype",
         "chunk_tokens",
         "workers",

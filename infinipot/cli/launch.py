@@ -222,6 +222,9 @@ def starter(
             bounds["notify"] = say
         service = Service(model, loader(options, model, flags), settings, **bounds)
         return functools.partial(serve, service)
+    for name in ("tensor_parallel", "spread"):
+        if options[name]:
+            raise BadUse(f"{options.origins[name]} is for a server without --ray: leave one out")
     where = cluster(options, flags)
     if Path(model).exists():  # processes of a cluster start in other folders
         model = str(Path(model).resolve())

@@ -225,6 +225,17 @@ LOADING = (
         "Keep the weights quantised in memory: int8, int4, or auto (a GGUF file's in its own bits, "
         "others in int8). [default: as they are, in dtype]",
     ),
+    option(
+        "tensor_parallel",
+        int,
+        "Share heads and weights out over so many GPUs, a process each, or over processes on a CPU.",
+    ),
+    option(
+        "spread",
+        bool,
+        "Share the layers out over all GPUs, for a model that one GPU cannot hold.",
+        "--spread",
+    ),
     option("quiet", bool, "No progress, no statistics.", "--quiet"),
 )
 ALWAYS = (

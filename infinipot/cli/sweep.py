@@ -168,6 +168,9 @@ def prepare(
     workers = options["workers"]
     if workers is not None and workers < 1:
         raise BadUse(f"--workers {workers} is not allowed: it must be at least 1")
+    for name in ("tensor_parallel", "spread"):
+        if options[name] and ((workers or 1) > 1 or options["ray"]):
+            raise BadUse(f"{options.origins[name]} takes all GPUs: leave out --workers and --ray")
     refuse_forms(options)
     return Sweep(eval_model, chosen, options, out)
 

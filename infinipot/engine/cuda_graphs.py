@@ -7,6 +7,7 @@ layers other than slots.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import weakref
@@ -20,13 +21,15 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.engine.graph_chunk import Chunk
-from infinipot.engine.graph_step import ROWS, AddressForward, Recording, Step
+from infinipot.engine.graph_step import ROWS, AddressForward, Step
 from infinipot.engine.observe import ByLayer, CatalystLook
+from infinipot.engine.recording import Recording
 from infinipot.kernels import distill, pots
 from infinipot.kernels.launch import next_power_of_2
 from infinipot.machine import out_of_memory
 from infinipot.model.attention import IN_USE
 from infinipot.model.runner import ModelRunner
+from infinipot.parallel.ranks import on_all_ranks
 
 log = logging.getLogger("infinipot")
 
@@ -87,12 +90,25 @@ class GraphCache:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = weakref.ref(runner)
-        # a recording covers neither state-space layers, nor other processes, nor other devices
-        devices = {weight.device for weight in runner.model.parameters()}
-        self.unrecordable = any(runner.states) or runner.sharded or len(devices) > 1
-        self.first: tuple[torch.cuda.CUDAGraph, torch.cuda.Stream] | None = None
+        # a recording covers neither state-space layers nor layers on a CPU
+        kinds = {weight.device.type for weight in runner.model.parameters()}
+        self.unrecordable = any(runner.states) or len(kinds) > 1
+        self.streams: list[torch.cuda.Stream] = []
+        """One for each GPU of the model."""
+        self.pools: list[torch.cuda.MemPool] = []
+        """Memory of all recordings, on each GPU but the first."""
+        self.first: torch.cuda.CUDAGraph | None = None
         self.steps: Recent[Step] = Recent(STEPS)
         self.chunks: Recent[Chunk] = Recent(CHUNKS)
+
+    @property
+    def followers(self) -> Any:
+        runner = self.runner()
+        return runner and runner.followers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another rank: that of its own runner."""
+        return graph_cache, (self.runner(),)
 
     def possible(self, ids: Tensor) -> bool:
         """Whether reading these ids can be recorded."""
@@ -103,16 +119,18 @@ class GraphCache:
         assert runner is not None
         # the shared memory of all recordings lives as long as one of them: this one
         if self.first is None:
-            with torch.cuda.device(runner.device):
-                stream = torch.cuda.Stream()
-            first = Recording(lambda: torch.zeros(1, device=runner.device), runner.device, stream)
-            self.first = (first.graph, stream)
-        graph, stream = self.first
+            for device in dict.fromkeys([runner.device, *runner.devices, runner.ending]):
+                with torch.cuda.device(device):
+                    self.streams.append(torch.cuda.Stream())
+                    self.pools.append(torch.cuda.MemPool())
+            del self.pools[0]
+            first = self.streams[:1]
+            self.first = Recording(lambda: [torch.zeros(1, device=runner.device)], first).graph
         # thread_local: CUDA calls of other threads do not end the recording
-        return Recording(
-            run, runner.device, stream, pool=graph.pool(), capture_error_mode="thread_local"
-        )
+        how = {"pool": self.first.pool(), "capture_error_mode": "thread_local"}
+        return Recording(run, self.streams, self.pools, **how)
 
+    @on_all_ranks
     def step(
         self, pots: Sequence[Pot], counts: Sequence[int], ids: Tensor, watched: bool
     ) -> tuple[Tensor, Tensor] | None:
@@ -162,6 +180,7 @@ class GraphCache:
         pot.reserve(count)
         return self.chunk_of(next_above(CHUNK_ROWS, count), pot, ids, look)
 
+    @on_all_ranks
     def chunk_of(
         self, rows: int, pot: Pot, ids: Tensor, look: CatalystLook | None
     ) -> tuple[Tensor, ByLayer] | None:
@@ -218,3 +237,10 @@ def graph_cache(runner: ModelRunner) -> GraphCache:
         if runner not in _CACHES:
             _CACHES[runner] = GraphCache(runner)
         return _CACHES[runner]
+
+
+def unrecorded(runner: ModelRunner) -> ModelRunner:
+    """Another runner of the same model, which makes no recordings."""
+    twin = copy.copy(runner)
+    graph_cache(twin).record_nothing()
+    return twin

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.distill import take
+from infinipot.engine.distill import step, take
 from infinipot.engine.generation import Generation
 from infinipot.engine.joint import read_together
 from infinipot.engine.reader import Reader
@@ -113,15 +112,11 @@ def advance(generations: Sequence[Generation]) -> None:
     pots = [generation.pot for generation in generations]
     ids = on_device([[generation.tokens[-1]] for generation in generations], runner.device)
     watched = any(generation.grows or not generation.fits for generation in generations)
-    counts = [1] * len(pots)
-    output = graph_cache(runner).step(pots, counts, ids, watched=watched)
-    if output is None:
-        take(runner, pots, ids.view(1, -1), counts=counts)
-        return
-    hidden, logits = output
-    for row, (pot, own, state) in enumerate(zip(pots, ids.split(1), hidden.split(1), strict=True)):
-        pot.follow(own, state, (logits, row))
-    pick_ahead(generations, logits)
+    logits = step(runner, pots, ids, watched)
+    if logits is None:
+        take(runner, pots, ids.view(1, -1), counts=[1] * len(pots))
+    else:
+        pick_ahead(generations, logits)
 
 
 def begin(generations: Sequence[Generation]) -> None:

@@ -14,10 +14,12 @@ from torch import Tensor
 from infinipot.cache.choice import Choice
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.pot import Pot
+from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, Suffix, Watcher
 from infinipot.engine.passes import Pass, Passes, read
 from infinipot.engine.plan import Plan
 from infinipot.model.runner import ModelRunner
+from infinipot.parallel.ranks import on_all_ranks
 from infinipot.policies import Observation
 
 STACKED = frozenset({"catalyst", "novelty", "sentences"})
@@ -28,6 +30,7 @@ MOST_UNSCORED = 1 << 14
 """Tokens whose hidden states wait for their NuC. More are scored before the distillation."""
 
 
+@on_all_ranks
 def take(
     runner: ModelRunner,
     pots: Sequence[Pot],
@@ -61,6 +64,20 @@ def take(
     return scores
 
 
+@on_all_ranks
+def step(runner: ModelRunner, pots: Sequence[Pot], ids: Tensor, watched: bool) -> Tensor | None:
+    """Read ids [N, 1], a token into each pot, by a recorded step. Returns next-token logits [N, V]
+    float32. None, and nothing is read, if there is none. watched: as for `GraphCache.step`."""
+    output = graph_cache(runner).step(pots, [1] * len(pots), ids, watched=watched)
+    if output is None:
+        return None
+    hidden, logits = output
+    for row, (pot, own, state) in enumerate(zip(pots, ids.split(1), hidden.split(1), strict=True)):
+        pot.follow(own, state, (logits, row))
+    return logits
+
+
+@on_all_ranks
 def score_novelty(runner: ModelRunner, pot: Pot) -> None:
     """Compute the NuC of the tokens that have none yet, from their hidden states, in one pass of the
     head.
@@ -80,6 +97,12 @@ def score_novelty(runner: ModelRunner, pot: Pot) -> None:
     pot.note_novelty(nats)
 
 
+@on_all_ranks
+def new_distiller(runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -> Distiller:
+    """The arguments are those of `Distiller`."""
+    return Distiller(runner, plan, ends)
+
+
 class Distiller:
     """Reads into pots of one model, and distils them by one plan."""
 
@@ -89,6 +112,11 @@ class Distiller:
         self.plan = plan
         self.watcher = Watcher(runner, plan, ends)
 
+    @property
+    def followers(self) -> Any:
+        return self.runner.followers
+
+    @on_all_ranks
     @torch.no_grad()
     def distill(self, pot: Pot, catalyst: Tensor | None, prescored: ByLayer | None = None) -> None:
         """One distillation: observe, select, compact. Afterwards every bounded layer has its pinned

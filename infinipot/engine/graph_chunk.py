@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from infinipot.cache.pot import Pot
-from infinipot.engine.graph_step import AddressForward, Record
+from infinipot.engine.graph_step import AddressForward
 from infinipot.engine.observe import ByLayer, CatalystLook
+from infinipot.engine.recording import Record
 from infinipot.kernels import chunks as kernels
 from infinipot.kernels import pots
 from infinipot.kernels.distill import Part
@@ -56,17 +57,18 @@ class Chunk(AddressForward):
         softmax = pots.Softmax(scaling, options.get("softcap"), options.get("s_aux"))
         if not pots.supports(query):
             return self.attend_plainly(module, (query, key, value), softmax, options)
+        all_places, span, slots = self.inputs[query.device]
         rotation = self.rotations[number]
         rotated = query
         if rotation is not None:
-            rotated = rotation.rotate_to(query, self.slots)
-        places = self.places[number]
-        kernels.store(key, value, places, self.span)
-        keys, values = kernels.fetch(key, value, places, self.span, self.tables[number], self.size)
+            rotated = rotation.rotate_to(query, slots)
+        places = all_places[number]
+        kernels.store(key, value, places, span)
+        keys, values = kernels.fetch(key, value, places, span, self.tables[number], self.size)
         if self.look is not None:
-            part = Part(self.span, self.look.rows)
+            part = Part(span, self.look.rows)
             self.scores[number] = self.look.recorded(rotated, keys, Scoring(*softmax), part)
-        return kernels.attend(rotated, keys, values, self.span, softmax)
+        return kernels.attend(rotated, keys, values, span, softmax)
 
     def attend_plainly(
         self,
@@ -103,10 +105,20 @@ class Chunk(AddressForward):
         self.scores.clear()
         start, count, _ = self.span
         self.slots = start + torch.minimum(self.rows, count - 1)
+        self.spread(self.places, self.span, self.slots)
         hidden = self.trunk(self.ids, self.slots[None])
-        if self.look is None:
-            return (hidden,)
-        return hidden, torch.stack([self.scores[number] for number in sorted(self.scores)])
+        scores = [
+            torch.stack([self.scores[number] for number in numbers])
+            for numbers in self._scored_layers()
+        ]
+        return hidden, *scores
+
+    def _scored_layers(self) -> list[list[int]]:
+        """The numbers of the layers with scores, by their devices."""
+        by_device: dict[torch.device, list[int]] = {}
+        for number in sorted(self.scores):
+            by_device.setdefault(self.devices[number], []).append(number)
+        return list(by_device.values())
 
     def __call__(
         self, pot: Pot, ids: Tensor, catalyst: int = 0, record: Record | None = None
@@ -129,6 +141,6 @@ class Chunk(AddressForward):
         self.place = None  # or the pot would live as long as this chunk
         pot.advance(count)
         seen: ByLayer = {}
-        for layers in scores:
-            seen = dict(zip(sorted(self.scores), layers, strict=True))
+        for numbers, layers in zip(self._scored_layers(), scores, strict=True):
+            seen |= zip(numbers, layers, strict=True)
         return hidden[:, :count], seen

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from infinipot.cache.batch import PassthroughLayer
 from infinipot.cache.pot import Pot
-from infinipot.cache.rope import Rotation
 from infinipot.compat import Cache
+from infinipot.engine.recording import Record, Recording
 from infinipot.kernels import pots as kernels
 from infinipot.machine import on_device
 from infinipot.model.attention import Worker, at_work, attention
@@ -27,26 +27,6 @@ from infinipot.model.runner import ModelRunner
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of recorded steps. A step with other rows uses the next larger one."""
-
-
-class Recording:
-    """A CUDA graph of `run`. `outputs`: its return value, at fixed addresses.
-
-    device, stream: those of the model, which need not be the current ones. how: options of
-    `torch.cuda.graph`.
-    """
-
-    def __init__(
-        self, run: Callable[[], Any], device: torch.device, stream: torch.cuda.Stream, **how: Any
-    ) -> None:
-        with torch.cuda.device(device):
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=stream, **how):
-                self.outputs = run()
-
-
-Record = Callable[[Callable[[], Any]], Recording]
-"""Makes a recording of a function."""
 
 
 class AddressForward(Worker):
@@ -59,7 +39,10 @@ class AddressForward(Worker):
     def __init__(self, runner: ModelRunner, pot: Pot, rows: int) -> None:
         self.runner = weakref.ref(runner)  # which owns this
         self.rotations = pot.rotations
-        self.tables = [_tables(rotation, runner.device) for rotation in pot.rotations]
+        self.devices = runner.devices
+        self.tables = self._tables_of(pot)
+        self.inputs: dict[torch.device, tuple[Tensor, ...]] = {}
+        """What a pass tells the kernels, on the devices of all layers."""
         layers = len(pot.bounded)
         self.places = torch.zeros(layers, 3, rows, dtype=torch.long, device=runner.device)
         self.recording: Recording | None = None
@@ -79,11 +62,27 @@ class AddressForward(Worker):
 
     def serves(self, pot: Pot) -> bool:
         """Whether a pot rotates by the tables of this pass. A table that grows is a new one."""
-        tables = [_tables(rotation, self.places.device) for rotation in pot.rotations]
         return all(
             own is other or (own and other and own.cos is other.cos)
-            for own, other in zip(self.tables, tables, strict=True)
+            for own, other in zip(self.tables, self._tables_of(pot), strict=True)
         )
+
+    def _tables_of(self, pot: Pot) -> list[kernels.Rotary | None]:
+        """The rotary tables of each layer, on its device; None for a layer that rotates nothing."""
+        tables: list[kernels.Rotary | None] = []
+        for rotation, device in zip(pot.rotations, self.devices, strict=True):
+            if rotation is None:
+                tables.append(None)
+            else:
+                tables.append(rotation.rotary(device))
+        return tables
+
+    def spread(self, *inputs: Tensor) -> None:
+        """Copy the inputs of a pass to the devices of all layers."""
+        self.inputs = {
+            device: tuple(x.to(device, non_blocking=True) for x in inputs)
+            for device in dict.fromkeys(self.devices)
+        }
 
     def run(self, work: Callable[[], Any], record: Record | None) -> Any:
         """The results of `work`, by its recording after the first call. Results are copies, because
@@ -94,14 +93,7 @@ class AddressForward(Worker):
             return work()
         if self.recording is None:
             self.recording = record(work)
-        self.recording.graph.replay()
-        return tuple(x.clone() for x in self.recording.outputs)
-
-
-def _tables(rotation: Rotation | None, device: torch.device) -> kernels.Rotary | None:
-    if rotation is None:
-        return None
-    return rotation.rotary(device)
+        return self.recording.replay()
 
 
 class Step(AddressForward):
@@ -131,12 +123,13 @@ class Step(AddressForward):
         number: int = module.layer_idx  # type: ignore[assignment]
         if not kernels.supports(query):
             return self.attend_plainly(module, (query, key, value), scaling, options)
-        places = self.places[number]
-        kernels.append(key, value, places, self.slots)
+        all_places, slots = self.inputs[query.device]
+        places = all_places[number]
+        kernels.append(key, value, places, slots)
         return kernels.attend(
             query,
             places,
-            self.slots,
+            slots,
             self.tables[number],
             kernels.Entries(key.shape[1], value.shape[-1], self.size),
             kernels.Softmax(scaling, options.get("softcap"), options.get("s_aux")),
@@ -169,6 +162,7 @@ class Step(AddressForward):
     def _run(self) -> tuple[Tensor, Tensor]:
         runner = self.runner()
         assert runner is not None
+        self.spread(self.places, self.slots)
         hidden = self.trunk(self.ids, self.slots[:, None].clamp(min=0))
         return hidden, runner.head(hidden)[:, -1].float()
 

@@ -16,6 +16,7 @@ from infinipot.cache.pot import Pot
 from infinipot.engine.plan import Plan
 from infinipot.kernels import distill as kernels
 from infinipot.model.runner import ModelRunner, Observer
+from infinipot.parallel.ranks import on_all_ranks
 from infinipot.policies import Observation
 from infinipot.scoring.outliers import span_numbers
 from infinipot.scoring.representativeness import Scoring, causal_softmax, representativeness
@@ -29,6 +30,10 @@ ByLayer = dict[int, Tensor]
 """A layer's number -> [B, K, P]."""
 
 
+class Seen(ByLayer):
+    """What one forward pass has seen. Rank 0 can name it to others."""
+
+
 def watching(results: ByLayer, look: Look, alone: int = 0) -> Observer:
     """An observer that puts the results of `look` into `results`. alone: as in `Observer`."""
 
@@ -38,6 +43,7 @@ def watching(results: ByLayer, look: Look, alone: int = 0) -> Observer:
     return Observer(watch, alone)
 
 
+@on_all_ranks
 def observe(runner: ModelRunner, pot: Pot, ids: Tensor, look: Look, alone: int = 0) -> ByLayer:
     """Read ids [B, T] and remove them again. Returns the results of `look`. alone: as in
     `Observer`."""
@@ -212,6 +218,7 @@ class Watcher:
             recent=own.recent,
             pool=own.pool,
             pool_mode=own.pool_mode,
+            mean_of_ranks=self.runner.shards.mean,
             **observed,
         )
 
@@ -245,6 +252,7 @@ class Watcher:
             recent=own.recent,
             pool=own.pool,
             pool_mode=own.pool_mode,
+            mean_of_ranks=self.runner.shards.mean,
             **observed,
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache
-from infinipot.engine.observe import ByLayer, CatalystLook, Suffix, watching
+from infinipot.engine.observe import ByLayer, CatalystLook, Seen, Suffix, watching
 from infinipot.model.runner import ModelRunner
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def read(
     count = suffix.ids.shape[1]
     pots[0].advance(-count)
     entries = pots[0].length
-    return hidden[:, :-count], {number: x[..., :entries] for number, x in scores.items()}
+    return hidden[:, :-count], Seen({number: x[..., :entries] for number, x in scores.items()})
 
 
 def recorded(

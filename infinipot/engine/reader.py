@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.distill import Distiller
+from infinipot.engine.distill import new_distiller
 from infinipot.engine.full_pot import FullPot
 from infinipot.engine.joint import alone
 from infinipot.engine.observe import ByLayer
@@ -45,11 +45,6 @@ class Reader(Turns):
         super().__init__()
         self.policy = config.policy
         self.tokenizer = tokenizer
-        if runner.sharded and self.policy.shared_heads:
-            raise ValueError(
-                "shared_heads looks at all heads of a layer, but this process has only some of them "
-                "(tensor parallel): leave it out, or use a model in one process"
-            )
         chunk = config.chunk_tokens or (1024 if runner.device.type == "cpu" else 2048)
         self.runner = runner
         self.options = config
@@ -70,7 +65,7 @@ class Reader(Turns):
         ends = None
         if "sentences" in plan.needs:
             ends = sentence_ends(self.tokenizer, self.runner.vocabulary).to(self.runner.device)
-        self.distiller = Distiller(self.runner, plan, ends)
+        self.distiller = new_distiller(self.runner, plan, ends)
 
     def settle(self, catalyst: str | None) -> None:
         """Use the plan for this kind of catalyst, unless the pot was distilled before: the first

@@ -39,6 +39,8 @@ class Model:
     device: str = "auto"
     dtype: DtypeName = "auto"
     weights: str | None = None
+    tensor_parallel: int = 1
+    spread: bool = False
 
     @property
     def label(self) -> str:
@@ -69,11 +71,18 @@ class Replica:
         if threads is not None:
             torch.set_num_threads(threads)
         device = best_device(model.device)
-        if device.type == "cuda" and device.index is None and torch.cuda.device_count() > 1:
-            device = torch.device("cuda", number % torch.cuda.device_count())
+        gpus = torch.cuda.device_count()
+        several = model.tensor_parallel > 1 or model.spread
+        if device.type == "cuda" and device.index is None and gpus > 1 and not several:
+            device = torch.device("cuda", number % gpus)
         try:
             loaded, self.tokenizer = load(
-                model.name, device=str(device), dtype=model.dtype, weights=model.weights
+                model.name,
+                device=str(device),
+                dtype=model.dtype,
+                weights=model.weights,
+                tensor_parallel=model.tensor_parallel,
+                spread=model.spread,
             )
         except OSError as problem:
             raise ValueError(str(problem)) from problem

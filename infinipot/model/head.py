@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot.model.groups import GroupedWeight
+from infinipot.parallel.collectives import parts_of
 
 
 class HeadInput(MoeModelOutputWithPast):
@@ -38,16 +40,25 @@ class TrunkStandIn(nn.Module):
         return HeadInput(last_hidden_state=self.hidden)
 
 
+def part_of(weight: Any) -> Any:
+    """What this process has of a weight that is shared out (tensor parallelism); others as they
+    are."""
+    if hasattr(weight, "device_mesh"):
+        return weight.to_local()
+    return weight
+
+
 class OutputColumns(nn.Module):
-    """An output layer that computes the logits of a range of ids only."""
+    """An output layer that computes the logits of a range of ids only: of those that this process
+    has."""
 
     def __init__(self, output: nn.Linear, columns: slice) -> None:
         super().__init__()
         bias: Tensor | None = None
         if output.bias is not None:
-            bias = output.bias[columns]
+            bias = part_of(output.bias)[columns]
         self._bias = (bias,)  # in a tuple: not a parameter
-        self._output = (output.weight, columns)
+        self._output = (part_of(output.weight), columns)
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, columns = self._output
@@ -55,3 +66,13 @@ class OutputColumns(nn.Module):
         if isinstance(weight, GroupedWeight):
             return weight.linear(x, *self._bias, rows=columns).to(hidden.device)
         return F.linear(x, weight[columns], *self._bias).to(hidden.device)
+
+
+class OutputShards(OutputColumns):
+    """An output layer that is shared out, with the logits of all ids."""
+
+    def __init__(self, output: nn.Linear) -> None:
+        super().__init__(output, slice(None))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.cat(parts_of(super().forward(hidden)), dim=-1)

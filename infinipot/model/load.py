@@ -14,11 +14,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot import compat
-from infinipot.checks import EMBEDDED, ModelWarning, check_model_name, known
+from infinipot.checks import EMBEDDED, ModelWarning, check_model_name, known, whole_number
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import gguf_tokenizer, load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained, pretrained_tokenizer
 from infinipot.model.quantizer import WEIGHTS
+from infinipot.model.several import check_several, load_shared_out, load_spread
 
 if TYPE_CHECKING:
     from infinipot.option_types import DtypeName
@@ -123,14 +124,18 @@ def load(
     device: str | torch.device = "auto",
     dtype: DtypeName | torch.dtype = "auto",
     weights: str | None = None,
+    tensor_parallel: int = 1,
+    spread: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model in eval mode, and its tokenizer.
 
     model: `smollm2` (embedded), a `.gguf` file, a local folder, or a Hub id. device: `auto`, `cpu`,
     `cuda`, `cuda:1`, `mps`. dtype: `auto`, `float32`, `bfloat16`, `float16`. Both may be those of
     torch. weights: `int8` or `int4` keeps the weights quantised in memory, `auto` those of a GGUF
-    file in its own bits and others in int8; None: as dtype says. Raises FileNotFoundError,
-    ValueError or OSError; the message says what to do.
+    file in its own bits and others in int8; None: as dtype says. tensor_parallel: share heads and
+    weights out over so many GPUs (or processes on a CPU). The other processes are started here, do
+    what this one does, and end with it. spread: share the layers out over all GPUs, for a model that
+    one GPU cannot hold. Raises FileNotFoundError, ValueError or OSError; the message says what to do.
     """
     compat.check_version()
     place = best_device(device)
@@ -138,6 +143,12 @@ def load(
     if weights is not None:
         known("weights", weights, WEIGHTS)
     source = found(model)
+    whole_number("tensor_parallel", tensor_parallel, 1, unit="")
+    if tensor_parallel > 1 or spread:
+        check_several(source, place, weights, tensor_parallel, spread)
+        if spread:
+            return load_spread(source, precision)
+        return load_shared_out(source, precision, tensor_parallel, place)
     if isinstance(source, Path) and source.is_file():
         network, tokenizer = load_gguf(source, dtype=precision, weights=weights)
     else:

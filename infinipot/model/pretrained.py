@@ -53,13 +53,17 @@ UNUSED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention
 
 
 def load_pretrained(
-    source: Path | str, dtype: torch.dtype, weights: str | None = None
+    source: Path | str,
+    dtype: torch.dtype,
+    weights: str | None = None,
+    **how: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer of a folder or of a Hub id (str). Code that comes with a model is
     never run. The folder's weights and the config have to agree.
 
-    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are. Raises
-    OSError if something is missing, and ValueError if something is wrong. The message names it.
+    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are. how:
+    more options of transformers' `from_pretrained`. Raises OSError if something is missing, and
+    ValueError if something is wrong. The message names it.
     """
     if isinstance(source, Path):
         check_folder(source)
@@ -75,7 +79,7 @@ def load_pretrained(
         method = method_of(config)
         if stays_as_it_is(source, config, weights):
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, config=config, dtype=dtype, trust_remote_code=False, **REPORTED
+                source, config=config, dtype=dtype, trust_remote_code=False, **REPORTED, **how
             )
         else:
             model, report = quantised(source, config, dtype, str(weights))

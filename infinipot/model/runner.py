@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +20,11 @@ from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, at_work
 from infinipot.model.forward import BatchedForward, Observer, PotForward, positions
 from infinipot.model.fused_norms import fused
-from infinipot.model.groups import GroupedLinear
-from infinipot.model.head import OutputColumns, TrunkStandIn
+from infinipot.model.output import ModelOutput
 from infinipot.model.rope_probe import TOLERANCE, rotations
-from infinipot.scoring.novelty import BLOCK, novelty
+from infinipot.model.shards import Shards
+from infinipot.parallel.followers import followers_of
+from infinipot.parallel.ranks import on_all_ranks
 from infinipot.scoring.representativeness import Scoring
 from infinipot.text.tokens import check_embedded
 
@@ -44,7 +44,7 @@ def sample_of(pot: Pot, hidden: Tensor) -> dict[str, Tensor]:
     return {name: x.to("meta") for name, x in {**states, "hidden": hidden[:, -1:]}.items()}
 
 
-class ModelRunner:
+class ModelRunner(ModelOutput):
     """A model with the facts that the engine needs: how its layers are bounded and rotated. They are
     found once, and the model itself is never changed.
 
@@ -69,9 +69,23 @@ class ModelRunner:
                 "offloading, in a smaller dtype, or take a smaller model"
             )
         self.attention_modules: dict[int, nn.Module] = {}
+        self.devices: list[torch.device] = []
+        """Of each layer."""
+        self.alike = False
+        """Whether the entries of all layers have one shape, type and device."""
+        self.followers = followers_of(model)
+        """The other ranks (tensor parallelism), for rank 0."""
+        if self.followers is None:
+            self._inspect_alone(model)
+        else:
+            kind = f"{ModelRunner.__module__}:{ModelRunner.__name__}"
+            self.followers.run(kind, lambda: self._inspect_alone(model), (model,), {})
+
+    def _inspect_alone(self, model: PreTrainedModel) -> ModelRunner:
         # another thread may be using this model, with parts of it replaced
         with IN_USE:
             self._inspect(model)
+        return self
 
     def _inspect(self, model: PreTrainedModel) -> None:
         name = type(model).__name__
@@ -79,8 +93,8 @@ class ModelRunner:
         self.dtype = model.dtype
         self.trained_length = compat.trained_length(model)
         self.cache_argument = compat.cache_argument(model)
-        self.sharded = any(hasattr(weight, "device_mesh") for weight in model.parameters())
-        """Tensor parallel: this process has only some of the model's heads."""
+        self.shards = Shards(model)
+        """What this process has of the model (tensor parallelism)."""
         self.norms = fused_norms.find_norms(model)
         try:
             self.windows, self.states = compat.layer_kinds(model)
@@ -88,10 +102,9 @@ class ModelRunner:
             if None not in self.windows:
                 self.windows = [None if window else window for window in self.windows]
             self.rotations = rotations(model, [window != 0 for window in self.windows])
-            self._find_output()
+            self.find_output()
             self.rotations_by_size: dict[int, list[Rotation | None]] = {}
             self.scorings: dict[int, Scoring] = {}
-            self.alike = False
             pot = self.new_pot(Layout(2))
             heads: dict[int, int] = {}
             observer = Observer(lambda number, query, *_: heads.update({number: query.shape[1]}))
@@ -103,7 +116,6 @@ class ModelRunner:
             self.sample = sample_of(pot, trial)
             self.devices = [getattr(layer, "device", None) or self.device for layer in pot.layers]
             self.alike = not any(self.states) and len({layer.shape for layer in pot.bounded}) == 1
-            """Whether the entries of all layers have one shape, type and device."""
             self.ending: torch.device = trial.device
             self.vocabulary: int = self.head(trial).shape[-1]
             self._check_states()
@@ -113,15 +125,6 @@ class ModelRunner:
             raise ValueError(
                 f"{name} cannot read into a pot: {type(problem).__name__}: {problem}"
             ) from problem
-
-    def _find_output(self) -> None:
-        """Find the output layer, and its parent's `_modules` with its name there."""
-        self.output: Any = self.model.get_output_embeddings()
-        self.output_place: tuple[Any, str] = ({}, "")
-        for module in self.model.modules():
-            for name, child in module._modules.items():
-                if child is self.output and not self.output_place[1]:
-                    self.output_place = (module._modules, name)
 
     def _check_states(self) -> None:
         """Refuse models whose state-space layers start anew with every forward pass of more than one
@@ -175,10 +178,16 @@ class ModelRunner:
                 f"(model.to({self.dtype})), or make a new session"
             )
 
+    @property
+    def sharded(self) -> bool:
+        """Tensor parallelism: this process has only some of the model's heads."""
+        return self.shards.count > 1
+
+    @on_all_ranks
     def new_pot(self, layout: Layout) -> Pot:
         """An empty pot. Pots of one size share their rotations."""
         with torch.inference_mode(False):  # the pot may be used outside inference mode later
-            layout = replace(layout, alike=self.alike)
+            layout = replace(layout, alike=self.alike, followers=self.followers)
             return Pot(self.windows, self.states, self._rotations(layout), layout, self.device)
 
     def allocate(self, pot: Pot) -> None:
@@ -203,13 +212,17 @@ class ModelRunner:
         with IN_USE:  # other threads make pots, too
             known = self.rotations_by_size
             if size not in known:
-                for rotation in filter(None, rotations):
-                    rotation.reserve(first, self.device)
+                self._reserve(rotations, first)
                 shared = [other for other in known.values() if alike(rotations, other)]
                 known[size] = next(iter(shared), rotations)
-                for rotation in filter(None, known[size]):
-                    rotation.reserve(first, self.device)
+                self._reserve(known[size], first)
             return known[size]
+
+    def _reserve(self, rotations: list[Rotation | None], count: int) -> None:
+        """Make tables of the first `count` positions on the devices of all layers."""
+        for rotation in filter(None, rotations):
+            for device in dict.fromkeys([self.device, *self.devices]):
+                rotation.reserve(count, device)
 
     def placed(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A saved pot's tensors, each on its layer's device."""
@@ -221,6 +234,7 @@ class ModelRunner:
         places |= {"hidden": self.ending, "novelty": self.ending}
         return {name: x.to(places.get(name, self.device)) for name, x in state.items()}
 
+    @on_all_ranks
     @torch.no_grad()
     def read(
         self,
@@ -249,52 +263,3 @@ class ModelRunner:
                 **{self.cache_argument: worker.cache},
             )
         return output.last_hidden_state
-
-    @torch.no_grad()
-    def head(self, hidden: Tensor, columns: slice | None = None) -> Tensor:
-        """Hidden states [B, T, hidden] -> logits [B, T, V], with the model's own scaling and
-        soft-cap. columns: compute only the logits of these ids.
-
-        Runs the model's own forward, with stand-ins for its trunk and, for columns, its output layer.
-        """
-        ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        with at_work(self.model, PotForward(None, None, {}, {})), self._stand_ins(hidden, columns):
-            return self.model(input_ids=ids, use_cache=False, return_dict=True).logits
-
-    @contextmanager
-    def _stand_ins(self, hidden: Tensor, columns: slice | None) -> Iterator[None]:
-        """Replace the trunk and the output layer inside the context. No other thread may use the
-        model."""
-        model = self.model
-        trunk = model.base_model
-        swaps: list[tuple[Any, str, nn.Module, nn.Module]] = [
-            (model._modules, model.base_model_prefix, trunk, TrunkStandIn(trunk, hidden))
-        ]
-        if columns is not None and columns != slice(0, self.vocabulary):
-            swaps.append((*self.output_place, self.output, OutputColumns(self.output, columns)))
-        try:
-            for modules, name, _, stand_in in swaps:
-                modules[name] = stand_in
-            yield
-        finally:
-            for modules, name, own, _ in swaps:
-                modules[name] = own
-
-    def novelty(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """NuC of targets [B, T] from hidden states [B, T, hidden] that predict them: nats, float32."""
-        with IN_USE:  # no other thread's stand-ins are in the model now
-            # the output layer was resized or wrapped
-            if self.model.get_output_embeddings() is not self.output:
-                self._find_output()
-                self.vocabulary = self.head(hidden[:, :1]).shape[-1]
-        block = self.vocabulary
-        if self._has_plain_output():
-            block = BLOCK.get(hidden.device.type, self.vocabulary)
-        return novelty(self.head, hidden, targets, self.vocabulary, block)
-
-    def _has_plain_output(self) -> bool:
-        """Whether columns of the output layer can be computed: a linear layer, not sharded, without
-        hooks."""
-        plain = type(self.output) is nn.Linear and type(self.output.weight) is nn.Parameter
-        linear = plain or type(self.output) is GroupedLinear
-        return linear and bool(self.output_place[1]) and not self.output._forward_hooks

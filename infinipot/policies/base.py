@@ -43,6 +43,7 @@ class Observation:
     pool, pool_mode                smoothing of scores along the slots
     position                       position of the next token
     rotate_to(x, positions)        x [B, heads, N, D] with the rotary embedding of positions [N]
+    mean_of_ranks(x)               mean of x over the processes that share out the heads (tensor parallelism)
 
     Attention is float32, reduced to KV heads. Fields that are not in `Policy.needs` are None.
     """
@@ -67,6 +68,7 @@ class Observation:
     pool_mode: str = "avg"
     position: int = 0
     rotate_to: Callable[[Tensor, Tensor], Tensor] = field(default=lambda x, positions: x)
+    mean_of_ranks: Callable[[Tensor], Tensor] = field(default=lambda x: x)
 
     @property
     def rotated(self) -> Tensor:
@@ -230,7 +232,8 @@ class Policy:
         if scores is None:
             return None
         if self.shared_heads:
-            scores = scores.mean(dim=1, keepdim=True).expand_as(scores)
+            mean = layer.mean_of_ranks(scores.mean(dim=1, keepdim=True))
+            scores = mean.expand_as(scores)
         if layer.past is None:
             if self.score_memory != "once":
                 return scores

@@ -69,7 +69,8 @@ class Outliers(Ends):
         spans = None
         if self.by_sentence:
             spans = layers[0].require("sentences")[-signals[0].shape[-1] :]
-        new = outlier_scores(signals, weights, spans, self.by_sentence)
+        across = layers[0].mean_of_ranks
+        new = outlier_scores(signals, weights, spans, self.by_sentence, across)
         if past:
             return torch.cat((torch.cat(past), new), dim=-1)
         return new

@@ -20,6 +20,7 @@ VOLATILE = {
     "use_cache",
     "attn_implementation",
     "_attn_implementation",
+    "distributed_config",
 }
 """Fields of a model's config that do not identify the model."""
 SAMPLES = 64
@@ -36,9 +37,11 @@ def _plain(weight: Tensor) -> Tensor:
     return weight.dequantize()
 
 
-def model_identity(model: PreTrainedModel) -> dict[str, str]:
-    """Class, name, dtype, state of the adapters, and hashes of the config and of the weights."""
-    if any(hasattr(weight, "device_mesh") for weight in model.parameters()):
+def model_identity(model: PreTrainedModel, on_all_ranks: bool = False) -> dict[str, str]:
+    """Class, name, dtype, state of the adapters, and hashes of the config and of the weights. They do
+    not depend on how a model is shared out. on_all_ranks: all ranks call this together."""
+    shared_out = any(hasattr(weight, "device_mesh") for weight in model.parameters())
+    if shared_out and not on_all_ranks:
         raise PotFileError(
             "this process has only its heads' part of a pot (tensor parallel): "
             "save and load pots with a model in one process"

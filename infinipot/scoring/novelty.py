@@ -24,13 +24,23 @@ OTHER_LOGITS_AT_ONCE = 1 << 24
 Head = Callable[[Tensor, slice], Tensor]
 """(hidden states [B, T, hidden], range of token ids) -> the model's logits [B, T, ids], with its
 scaling and soft-cap."""
+Parts = Callable[[Tensor], list[Tensor]]
+"""A tensor -> those of all processes that share out the vocabulary."""
 
 
-def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
+def novelty(
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    block: int,
+    parts: Parts | None = None,
+) -> Tensor:
     """-log p(target) in nats, [B, T] float32.
 
     It is the log-sum-exp over all logits, block by block, minus the target's logit. hidden:
-    [B, T, hidden]; row i predicts targets[:, i]. targets: token ids [B, T].
+    [B, T, hidden]; row i predicts targets[:, i]. targets: token ids [B, T]; those of other processes
+    are below 0 or not below `vocabulary`, which is the number of ids of this one.
 
     A token is scored once, when it is read, and its entry keeps the value. Eq. 4 taken literally
     scores survivors again in the compressed context. This is not possible here: heads keep
@@ -40,14 +50,16 @@ def novelty(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block:
     rows = max(1, most // block)
     return torch.cat(
         [
-            _losses(head, h, t, vocabulary, block)
+            _losses(head, h, t, vocabulary, block, parts)
             for h, t in zip(hidden.split(rows, dim=1), targets.split(rows, dim=1), strict=True)
         ],
         dim=1,
     )
 
 
-def _losses(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int) -> Tensor:
+def _losses(
+    head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block: int, parts: Parts | None
+) -> Tensor:
     total = torch.full(targets.shape, -torch.inf, device=hidden.device)
     own = torch.zeros_like(total)
     targets = targets.to(hidden.device).contiguous()
@@ -59,7 +71,10 @@ def _losses(head: Head, hidden: Tensor, targets: Tensor, vocabulary: int, block:
             )
         else:
             total, own = add_losses(logits, targets, start, total, own)
-    return total - own
+    if parts is None:
+        return total - own
+    sums = torch.stack(parts(torch.stack((total, own))))
+    return sums[:, 0].logsumexp(dim=0) - sums[:, 1].sum(dim=0)
 
 
 def add_losses(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,13 +22,18 @@ def standard_scores(scores: Tensor) -> Tensor:
 
 
 def outlier_scores(
-    signals: Sequence[Tensor], weights: Sequence[float], spans: Tensor | None, by_sentence: float
+    signals: Sequence[Tensor],
+    weights: Sequence[float],
+    spans: Tensor | None,
+    by_sentence: float,
+    mean_of_ranks: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Tensor:
     """One score for each entry from several signals [L, K, P], with their weights.
 
     An entry counts by its own standard score in its head, plus `by_sentence` times that of its
     sentence, which is the mean over its entries, all heads and all layers. spans: [P], as from
-    `span_numbers`; None: entries count alone.
+    `span_numbers`; None: entries count alone. mean_of_ranks: the mean of a tensor over the processes
+    that share out the heads.
     """
     total = torch.zeros_like(signals[0], dtype=torch.float32)
     for signal, weight in zip(signals, weights, strict=True):
@@ -36,7 +41,7 @@ def outlier_scores(
     own = standard_scores(total)
     if spans is None:
         return own
-    everywhere = total.mean(dim=(0, 1), keepdim=True)
+    everywhere = mean_of_ranks(total.mean(dim=(0, 1), keepdim=True))
     return own + by_sentence * standard_scores(span_means(everywhere, spans))
 
 

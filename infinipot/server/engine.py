@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.engine.joint import read_together
 from infinipot.model.runner import ModelRunner
-from infinipot.pot_file import origin
 from infinipot.server.clock import Stopwatch
 from infinipot.server.disk import Disk
 from infinipot.server.errors import shutting_down
@@ -34,6 +33,7 @@ from infinipot.server.step import StepResult, spare_core, step
 from infinipot.server.stored_pot import PotLoader
 from infinipot.server.stream import Outbox
 from infinipot.session import Session
+from infinipot.session.file import origin_of
 
 log = logging.getLogger("infinipot")
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class Engine:
         self.outbox = Outbox(lambda: self.call(lambda: None))
         self.disk = Disk(self.call, lambda: self.stopped)
         self.store = PotStore(settings.pot_dir, settings.pot_files, settings.shared)
-        loader = PotLoader(runner, tokenizer, settings.config, origin(runner.model, tokenizer))
+        loader = PotLoader(runner, tokenizer, settings.config, origin_of(runner, tokenizer))
         self.files = PotFiles(self.store, self.disk, loader, metrics)
         self.timer = SliceTimer(runner.device.type, settings.max_stall_s)
         self.scheduler = Scheduler(settings, self.files, self.timer, self._new_session)

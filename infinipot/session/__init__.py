@@ -24,7 +24,7 @@ from infinipot.session.arguments import (
     runner_of,
 )
 from infinipot.session.catalyst import new_catalyst
-from infinipot.session.file import damage_of, restore_session, session_state
+from infinipot.session.file import damage_of, origin_of, restore_session, session_state
 from infinipot.text.chat_template import Dialogue
 from infinipot.text.tokens import Text, parts
 
@@ -171,7 +171,7 @@ class Session(SessionAnswers):
             raise pot_file.PotFileError(
                 "nothing has been read, so there is no pot to save: append a text first"
             )
-        origin = origin or pot_file.origin(self.runner.model, self.tokenizer)
+        origin = origin or origin_of(self.runner, self.tokenizer)
         tensors, header = session_state(self._reader, self._dialogue, self.system, origin)
         pot_file.write(path, tensors, header)
 
@@ -195,7 +195,7 @@ class Session(SessionAnswers):
         runner = runner_of(model)
         tensors, header = pot_file.read(path)
         with damage_of(path):
-            pot_file.check_origin(path, header, origin or pot_file.origin(runner.model, tokenizer))
+            pot_file.check_origin(path, header, origin or origin_of(runner, tokenizer))
             config = pot_file.config_of(path, header, policy)
             config = config.replace(chunk_tokens=chunk_tokens or config.chunk_tokens)
             system = header["system"]

@@ -81,7 +81,8 @@ class SessionAnswers(SessionView):
         self, question: Question, options: Sampling, how: dict[str, Any], streamer: Any
     ) -> Answer:
         """how: keep, aware, special_tokens."""
-        if self.runner.sharded and options.temperature and options.seed is None:
+        alone = self.runner.sharded and self.runner.followers is None
+        if alone and options.temperature and options.seed is None:
             raise ValueError(
                 "give a seed: every process of a model that is shared out must pick the same tokens"
             )

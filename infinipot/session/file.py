@@ -9,14 +9,66 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from infinipot import pot_file
+from infinipot.cache.layer import PotLayer
+from infinipot.cache.pot import Pot
+from infinipot.cache.sliding import WindowLayer
 from infinipot.engine.distill import score_novelty
 from infinipot.engine.reader import Reader
 from infinipot.machine import out_of_memory
+from infinipot.model.attention import IN_USE
+from infinipot.model.runner import ModelRunner
+from infinipot.parallel.ranks import on_all_ranks
 from infinipot.pot_file.header import brief
+from infinipot.pot_file.identity import model_identity, tokenizer_identity
 from infinipot.session.saved_state import check_room, check_tensors
 from infinipot.text.chat_template import Dialogue
+
+
+def origin_of(runner: ModelRunner, tokenizer: PreTrainedTokenizerBase | None) -> pot_file.Origin:
+    """The identity of a runner's model and of a tokenizer. Takes a moment."""
+    if runner.followers is None:
+        return pot_file.origin(runner.model, tokenizer)
+    return pot_file.Origin(identity_of(runner), tokenizer_identity(tokenizer))
+
+
+@on_all_ranks
+def identity_of(runner: ModelRunner) -> dict[str, str]:
+    with IN_USE:
+        return model_identity(runner.model, on_all_ranks=True)
+
+
+def heads_of(pot: Pot, state: dict[str, Tensor]) -> set[str]:
+    """Names of the tensors in a pot's state that have KV heads or query heads as their second
+    dimension."""
+    prefixes = tuple(
+        f"layers.{number}."
+        for number, layer in enumerate(pot.layers)
+        if isinstance(layer, (PotLayer, WindowLayer))
+    )
+    return {name for name in state if name.startswith(prefixes)}
+
+
+@on_all_ranks
+def whole_state(runner: ModelRunner, pot: Pot) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`Pot.state`, with the heads of all ranks."""
+    tensors, numbers = pot.state()
+    for name in sorted(heads_of(pot, tensors)):
+        tensors[name] = runner.shards.whole(tensors[name], 1)
+    return tensors, numbers
+
+
+@on_all_ranks
+def restore_state(
+    runner: ModelRunner, pot: Pot, tensors: dict[str, Tensor], numbers: dict[str, Any]
+) -> None:
+    """`Pot.restore`, from a state with the heads of all ranks."""
+    own = dict(tensors)
+    for name in heads_of(pot, tensors):
+        own[name] = runner.shards.own(tensors[name], 1)
+    pot.restore(runner.placed(own), numbers)
 
 
 def session_state(
@@ -25,7 +77,7 @@ def session_state(
     """Tensors and header of a session's pot file. Raises PotFileError for entries that are not
     numbers."""
     score_novelty(reader.runner, reader.pot)
-    tensors, numbers = reader.pot.state()
+    tensors, numbers = whole_state(reader.runner, reader.pot)
     check_numbers(tensors)
     ids, skipped = reader.waiting()
     tensors["tail"] = torch.tensor(ids, dtype=torch.long)
@@ -75,10 +127,11 @@ def restore_session(
     check_tensors(reader, tensors, header)
     waiting = tensors["tail"].tolist()
     reader.restore_waiting(waiting, header["skipped"])
-    tensors = reader.runner.placed({name: x for name, x in tensors.items() if name != "tail"})
-    catalyst = tensors.pop("catalyst", None)
-    reader.pot.restore(tensors, header["pot"])
-    reader.last_catalyst = catalyst
+    entries = {name: x for name, x in tensors.items() if name not in ("tail", "catalyst")}
+    restore_state(reader.runner, reader.pot, entries, header["pot"])
+    reader.last_catalyst = None
+    if "catalyst" in tensors:
+        reader.last_catalyst = tensors["catalyst"].to(reader.runner.device)
     if header["usual_is_newest"]:
         reader.last_catalyst = reader.pot.newest
     if reader.pot.length != header["entries"]:

@@ -85,11 +85,18 @@ def forms_of(reader: Reader) -> dict[str, Form]:
     }
     for number, layer in enumerate(reader.pot.layers):
         sample = own_tensors(runner.sample, number)
+        if isinstance(layer, PotLayer | WindowLayer):
+            sample = {name: on_ranks(x, runner.shards.count) for name, x in sample.items()}
         own = {name: form_of(name, x) for name, x in sample.items()}
         if isinstance(layer, PotLayer):
             own |= pot_layer_forms(reader, number, layer, sample)
         forms |= {f"layers.{number}.{name}": form for name, form in own.items()}
     return forms
+
+
+def on_ranks(x: Tensor, count: int) -> Tensor:
+    """A tensor of the shape that those of all ranks have together, whose heads are dimension 1."""
+    return x.new_empty((x.shape[0], count * x.shape[1], *x.shape[2:]))
 
 
 def form_of(name: str, x: Tensor) -> Form:
@@ -133,7 +140,7 @@ def pot_layer_forms(
 
 
 def runner_heads(reader: Reader, number: int) -> int:
-    return reader.runner.query_heads[number]
+    return reader.runner.query_heads[number] * reader.runner.shards.count
 
 
 def check_form(name: str, x: Tensor, form: Form) -> None:

@@ -206,7 +206,10 @@ def test_plot(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["tiny-shape", "--compare", "kvpress"], "kvpress_beside.py"),
         (["tiny-shape", "--out", "/nowhere/x.jsonl"], "there is no folder /nowhere"),
-        (["smollm2", "--spread"], "--spread is for shapes"),
+        (["smollm2", "--spread"], "spread is for folders and Hub ids"),
+        (["smollm2", "--tensor-parallel", "2"], "tensor_parallel=2 is for folders and Hub ids"),
+        (["tiny-shape", "--tensor-parallel", "4"], "it has 2 KV heads"),
+        (["tiny-shape", "--tensor-parallel", "0"], "tensor_parallel=0 is not allowed"),
         (["./nothing"], "there is no folder"),
         (["tiny-shape", "--lengths", "long"], "numbers of tokens"),
     ],

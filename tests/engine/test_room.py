@@ -173,20 +173,16 @@ def test_an_answer_is_distilled_late() -> None:
     assert not without.tight
 
 
-def test_processes_that_share_a_model_pick_and_choose_alike(
+def test_processes_that_share_a_model_pick_alike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RUNNER, "sharded", True)
+    monkeypatch.setattr(RUNNER.shards, "count", 2)
     session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200))
     session.append("The dog saw it.")
     session.ask("Who?", max_tokens=2, temperature=0)
     session.ask("Who?", max_tokens=2, temperature=0.7, seed=3)
     with pytest.raises(ValueError, match="give a seed"):
         session.ask("Who?", max_tokens=2, temperature=0.7)
-    with pytest.raises(ValueError, match="this process has only some of them"):
-        opened(policy="h2o", shared_heads=True)
-    monkeypatch.setattr(RUNNER, "sharded", False)
-    opened(policy="h2o", shared_heads=True)
 
 
 @pytest.mark.parametrize("count", [7, 13])

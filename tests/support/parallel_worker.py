@@ -19,6 +19,7 @@ VOCABULARY = 20_000
 OPTIONS = {
     "both": {},
     "h2o": {"policy": "h2o"},
+    "tova": {"policy": "tova"},
     "eight bits": {"pot_dtype": "int8"},
 }
 
@@ -68,8 +69,6 @@ def work(folder: Path) -> None:
         for m in (shared, alone)
     ]
     assert torch.equal(*answers)
-    with pytest.raises(ValueError, match="tensor parallel"):
-        Session(shared, None, PotConfig(pot_size=64, shared_heads=True))
     with pytest.raises(PotFileError, match="tensor parallel"):
         mine.save(folder / "a.pot")
     with pytest.raises(ValueError, match="give a seed"):

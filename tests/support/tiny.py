@@ -18,6 +18,7 @@ def make_tiny(
     kv_heads: int = 2,
     vocab: int = 97,
     seed: int = 0,
+    tied: bool = False,
 ) -> Any:
     """A float32 causal LM in eval mode; its heads attend to different tokens. The global RNG stays as it was."""
     import transformers as tf
@@ -31,7 +32,7 @@ def make_tiny(
         num_key_value_heads=kv_heads,
         vocab_size=vocab,
         max_position_embeddings=256,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,

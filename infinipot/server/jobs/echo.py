@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.pot import Pot
-from infinipot.engine.cuda_graphs import graph_cache
+from infinipot.engine.cuda_graphs import graph_cache, unrecorded
 from infinipot.engine.passes import Passes
 from infinipot.model.runner import ModelRunner, Observer
 from infinipot.server.events import Done, Likely, Piece, Send, likely
@@ -30,6 +30,9 @@ class RecordingRunner(ModelRunner):
     def __init__(self, runner: ModelRunner) -> None:
         self.__dict__.update(runner.__dict__)
         graph_cache(self).record_nothing()
+        if runner.followers is not None:
+            name = f"{unrecorded.__module__}:{unrecorded.__name__}"
+            runner.followers.run(name, lambda: self, (runner,), {})
         self.passes: list[tuple[int, Tensor, Tensor]] = []
         """Tokens that the pot had read before the pass, ids, hidden states."""
 

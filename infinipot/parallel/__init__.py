@@ -1,0 +1,1 @@
+"""Tensor parallelism: one process decides, the others follow."""
