@@ -650,6 +650,8 @@ def server_on_a_cpu() -> list[str]:
     tiny, small = records("answers_together")
     engine = [r["tps"]["8, novelty 0.25"] / r["tps"]["1, novelty 0.25"] for r in (tiny, small)]
     spoiled = records("server_input")[-1]
+    many = records("many_sessions")[-1]
+    quarters = [f"{x / 1e6:.1f}" for x in many["rss_bytes_by_quarter"]]
     first, last = (x / 1e6 for x in load["rss_bytes_first_last"])
     before, after = (x / 1e6 for x in spoiled["rss_bytes"])
     return [
@@ -660,6 +662,9 @@ def server_on_a_cpu() -> list[str]:
         f"- **Eight clients' answers together** have {', '.join(map(str, clients[1:]))} times the tokens/s "
         f"of one client's (the last: {load['decode_tps']['1']:.0f} and {load['decode_tps']['8']:,.0f} tokens/s); "
         f"the engine alone {engine[0]:.1f} times, with SmolLM2 {engine[1]:.1f} times.",
+        f"- **One conversation after another**: {many['sessions']:,} in {many['seconds']:,.0f} s, every fourth longer than its pot of "
+        f"{many['pot_size']} (random weights). Resident memory by quarters of the run {', '.join(quarters)} MB; open files "
+        f"{' and '.join(map(str, many['files_first_last']))}.",
         f"- **Spoiled requests**: {sum(spoiled['spoiled'].values()):,} by mutation, and those that schemathesis "
         f"makes of the description: {spoiled['not_allowed']} answers that are not documented. Resident memory "
         f"{before:.0f} to {after:.0f} MB.",

@@ -1,6 +1,6 @@
 """Many conversations at a server, one after another: the memory must stay flat.
 
-    python benchmarks/many_sessions.py [MODEL] [--sessions 10000]
+    python benchmarks/many_sessions.py [MODEL] [--sessions 10000] [--long-words N]
 
 MODEL: `tiny` (random weights, the default) or whatever `infinipot serve` takes. Every conversation has
 a first message of its own, longer than the pot in every fourth one, and two tokens of answer. Pots of
@@ -46,9 +46,9 @@ def device_bytes(pid: int) -> int | None:
     return sum(int(used) << 20 for other, used in found if int(other) == pid)
 
 
-def converse(http: httpx.Client, model: str, number: int, pot_size: int) -> None:
+def converse(http: httpx.Client, model: str, number: int, long_words: int) -> None:
     chance = random.Random(number)
-    count = 2 * pot_size if number % 4 == 0 else 8
+    count = long_words if number % 4 == 0 else 8
     body = {
         "model": model,
         "messages": [{"role": "user", "content": f"{number} {words(chance, count)}"}],
@@ -64,7 +64,11 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="tiny")
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--pot-size", type=int, default=128)
+    parser.add_argument(
+        "--long-words", type=int, help="of every fourth message [default: twice the pot's size]"
+    )
     args = parser.parse_args()
+    long_words = args.long_words or 2 * args.pot_size
     rss: list[int] = []
     device: list[int] = []
     files: list[int] = []
@@ -79,7 +83,7 @@ def main() -> int:
                 name = http.get("/v1/models").json()["data"][0]["id"]
                 started = time.monotonic()
                 for number in range(args.sessions):
-                    converse(http, name, number, args.pot_size)
+                    converse(http, name, number, long_words)
                     if number % max(1, args.sessions // SAMPLES) == 0:
                         rss.append(process.memory_info().rss)
                         files.append(process.num_fds())
@@ -93,6 +97,8 @@ def main() -> int:
         {
             "model": args.model,
             "sessions": args.sessions,
+            "pot_size": args.pot_size,
+            "long_words": long_words,
             "seconds": round(seconds, 1),
             "rss_bytes_by_quarter": means,
             "device_bytes_first_last": [device[len(device) // 4], device[-1]],

@@ -119,7 +119,7 @@ class PotConfig:
     paper's ablation)."""
     chunk_tokens: int | None = None
     """Most tokens in one forward pass of reading. It changes the memory for activations;
-    results differ by rounding only. None: 512, on a GPU 2048."""
+    results differ by rounding only. None: 1024, on a GPU 2048."""
 
     def __init__(
         self, *, policy: PolicyName | Policy = "infinipot", **options: Unpack[PotOptions]

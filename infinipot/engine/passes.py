@@ -48,10 +48,12 @@ def read(
     output = recorded(runner, pots, ids, counts, look)
     if output is not None:
         hidden, scores = output
-    elif look is None:
-        hidden = runner.read(ids, pots, None, counts)
-    else:
+    elif look is not None:
         hidden = runner.read(ids, pots, watching(scores, look, look.alone))
+    elif len(pots) == 1:
+        hidden = runner.read(ids, pots)
+    else:
+        hidden = runner.read(ids, pots, None, counts)
     if suffix is None:
         return hidden, None
     count = suffix.ids.shape[1]

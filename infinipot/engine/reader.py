@@ -45,7 +45,7 @@ class Reader(Turns):
         super().__init__()
         self.policy = config.policy
         self.tokenizer = tokenizer
-        chunk = config.chunk_tokens or (512 if runner.device.type == "cpu" else 2048)
+        chunk = config.chunk_tokens or (1024 if runner.device.type == "cpu" else 2048)
         self.runner = runner
         self.options = config
         self.config = config.replace(chunk_tokens=chunk)

@@ -131,6 +131,10 @@ def at_work(model: PreTrainedModel, worker: Worker) -> Iterator[None]:
                 module.training = True
 
 
+BLOCK_ROWS = 256
+"""Rows of a mask for which a CPU computes attention at a time."""
+
+
 class Visible(NamedTuple):
     """What the last `rows` of the entries attend to: all entries before them, except:
 
@@ -195,20 +199,40 @@ def attention(
             key = key.repeat_interleave(repeats, dim=1)
             value = value.repeat_interleave(repeats, dim=1)
             shared = False
-        out = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            scale=scaling,
-            is_causal=mask is None and query.shape[-2] > 1,
-            enable_gqa=shared,
-        )
+        how: dict[str, Any] = {"scale": scaling, "enable_gqa": shared}
+        if type(mask) is Tensor and not query.is_cuda:
+            out = in_blocks(qkv, mask, how)
+        else:
+            causal = mask is None and query.shape[-2] > 1
+            out = F.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, is_causal=causal, **how
+            )
         return out.transpose(1, 2).contiguous()
     eager = eager_of(module)
     if mask is not None:
         mask = mask[None, None]
     return eager(module, query, key, value, mask, scaling=scaling, dropout=0.0, **options)[0]
+
+
+def in_blocks(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor, how: dict[str, Any]) -> Tensor:
+    """sdpa with a mask [T, N] that hides later entries, [B, H, T, D]: a block of rows at a time, each
+    without the entries behind it, which a CPU would compute and drop. how: options of sdpa."""
+    query, key, value = qkv
+    rows, entries = mask.shape
+    outputs = []
+    for start in range(0, rows, BLOCK_ROWS):
+        own = slice(start, start + BLOCK_ROWS)
+        stop = min(entries, entries - rows + own.stop)
+        outputs.append(
+            F.scaled_dot_product_attention(
+                query[:, :, own],
+                key[:, :, :stop],
+                value[:, :, :stop],
+                attn_mask=mask[own, :stop],
+                **how,
+            )
+        )
+    return torch.cat(outputs, dim=2)
 
 
 def eager_of(module: nn.Module) -> Any:

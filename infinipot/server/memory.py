@@ -25,7 +25,7 @@ FRACTIONS = {"cuda": 0.9}
 OTHER_FRACTION = 0.5
 """On a CPU other programs need memory, too."""
 CHUNK_TOKENS = {"cuda": 2048}
-OTHER_CHUNK_TOKENS = 512
+OTHER_CHUNK_TOKENS = 1024
 SLOTS = 64
 """Slots of a trial pot. Another one has twice as many."""
 TOKENS = 2

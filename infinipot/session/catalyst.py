@@ -16,17 +16,22 @@ def new_catalyst(
 ) -> Tensor | None:
     """Ids [1, |P|] of the catalyst, [2, |P|] with a contrast; None if the policy needs none.
 
-    Until the first distillation, what depends on the question goes by this one. Raises ValueError if
-    the catalyst leaves no room.
+    Until the first distillation, what depends on the question goes by this one. But a text that was
+    read without a catalyst, and leaves no room for this one, is distilled as it was read: None.
+    Raises ValueError if the catalyst leaves no room.
     """
     kind = catalyst_kind(reader, question)
     if kind is None:
         return None
+    before = reader.plan.catalyst
     reader.settle(kind)
     if "catalyst" not in reader.plan.needs:
         return None
     catalyst = catalyst_ids(reader, dialogue, kind, question)
     reader.check_room(catalyst, reader.pot.pinned or len(dialogue.head()))
+    if reader.last_catalyst is None and not reader.has_room_for(reader.pot, catalyst):
+        reader.settle(before)
+        return None
     return catalyst
 
 

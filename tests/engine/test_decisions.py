@@ -180,7 +180,7 @@ def test_an_empty_question_is_refused() -> None:
 
 def test_a_text_after_an_answer_ends_it() -> None:
     session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200, distill_to=40))
-    assert session._reader.config.chunk_tokens == 512, "on a CPU"
+    assert session._reader.config.chunk_tokens == 1024, "on a CPU"
     states = []
     for step in (
         lambda: session.append("a"),

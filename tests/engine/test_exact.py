@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import CATALYST, assert_close, random_ids
 from tiny import FAMILIES, make_tiny
 
 from infinipot import PotConfig, Session, generate
+from infinipot.model import attention
+from infinipot.model.attention import Visible, visible
 
 PROSE = (
     "The lighthouse keeper's daughter kept a ledger of every ship that passed the point, with the hour, the weather and the name of its "
@@ -26,6 +31,35 @@ def test_logits_equal_stock(family: str, kv_heads: int, chunk: int) -> None:
     assert_close(
         f"{family} in chunks of {chunk}", session.logits, model(torch.tensor([ids])).logits[:, -1]
     )
+
+
+@pytest.mark.parametrize(
+    ("window", "hidden"), [(None, (0, 0)), (7, (0, 0)), (None, (3, 12))], ids=str
+)
+@pytest.mark.parametrize("rows", [1, 4, 11])
+def test_attention_in_blocks_of_rows(
+    window: int | None, hidden: tuple[int, int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU, each block without the entries that come after it: what one call with the whole mask returns."""
+    query = torch.randn(1, 4, rows, 16, generator=torch.Generator().manual_seed(1))
+    key, value = torch.randn(2, 1, 2, 20, 16, generator=torch.Generator().manual_seed(2))
+    mask = visible(Visible(rows, 20, window, hidden, query.device, query.dtype, True))
+    if mask is None:  # nothing is hidden from a single row
+        mask = torch.zeros(rows, 20)
+    sizes = []
+    sdpa = F.scaled_dot_product_attention
+
+    def noting(query: torch.Tensor, key: torch.Tensor, *rest: Any, **how: Any) -> torch.Tensor:
+        sizes.append((query.shape[2], key.shape[2]))
+        return sdpa(query, key, *rest, **how)
+
+    monkeypatch.setattr(attention, "BLOCK_ROWS", 4)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noting)
+    got = attention.attention(torch.nn.Module(), (query, key, value), 0.25, mask, {})
+    blocks = {1: [(1, 20)], 4: [(4, 20)], 11: [(4, 13), (4, 17), (3, 20)]}
+    assert sizes == blocks[rows]
+    expected = sdpa(query, key, value, attn_mask=mask, scale=0.25, enable_gqa=True)
+    assert_close("attention", got, expected.transpose(1, 2))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -29,8 +29,9 @@ def reader_with(
     told: list[Any] = []
     return SimpleNamespace(
         policy=SimpleNamespace(name="own", catalyst=kind, needs=lambda: needs),
-        plan=SimpleNamespace(needs=in_force),
+        plan=SimpleNamespace(needs=in_force, catalyst="before"),
         last_catalyst=latest,
+        has_room_for=lambda pot, catalyst: True,
         pot=SimpleNamespace(pinned=0),
         told=told,
         settle=told.append,
@@ -101,6 +102,11 @@ def test_a_new_catalyst_settles_and_is_checked(
     got = new_catalyst(reader, dialogue, "Why?")
     assert got == ("question", "Why?")
     assert reader.told == ["question", (got, counted)]
+    reader.has_room_for = lambda pot, catalyst: False
+    assert new_catalyst(reader, dialogue, "Why?") is None
+    assert reader.told[-1] == "before", "the text was read without a catalyst"
+    reader.last_catalyst = "latest"
+    assert new_catalyst(reader, dialogue, "Why?") == got
     reader = reader_with(None, needs=frozenset())
     assert new_catalyst(reader, dialogue, "Why?") is None
     assert reader.told == []
@@ -165,7 +171,7 @@ def test_a_loaded_session_has_its_system_prompt(tmp_path: Path) -> None:
     session = Session(RUNNER, TOKENIZER, PotConfig(pot_size=200), system="Be brief.")
     session.append("The dog saw it.")
     session.save(tmp_path / "pot")
-    for chunk, length in ((None, 512), (16, 16)):
+    for chunk, length in ((None, 1024), (16, 16)):
         again = Session.load(tmp_path / "pot", RUNNER, TOKENIZER, chunk_tokens=chunk)
         assert (again.system, again.template) == ("Be brief.", True)
         assert again._reader.config.chunk_tokens == length
@@ -222,3 +228,23 @@ def test_a_loaded_session_goes_on_with_what_waited(tmp_path: Path) -> None:
     assert again._reader.waiting() == session._reader.waiting()
     assert again.stats.tokens_skipped == session.stats.tokens_skipped == 50
     assert again.stats.tokens_read == session.stats.tokens_read
+
+
+@pytest.mark.parametrize("how", ["append", "append_part", "chat", "ask"])
+@pytest.mark.parametrize("count", [43, 44, 60, 64])
+def test_a_question_that_has_no_room_behind_an_unasked_text(how: str, count: int) -> None:
+    """The text was read without a catalyst, so its distillation needs none, however long the question is."""
+    session = Session(make_tiny("llama"), None, PotConfig(pot_size=64, distill_to=24))
+    session.append(random_ids(count))
+    question = random_ids(20, seed=7)
+    if how == "append":
+        session.append(random_ids(9), question=question)
+    elif how == "append_part":
+        session.append_part(random_ids(9), question, 30, False)
+    else:
+        options = {"max_tokens": 12, "pick": greedy, "keep": how == "chat", "stop_ids": set()}
+        assert len(list(session.fork().stream_ids(question, **options))) == 12
+        session.append(random_ids(40), question=question)
+    session.append(random_ids(100), question=question)
+    assert session.pot.distillations
+    assert session._reader.plan.policy.name == ("infinipot" if count <= 44 else "outliers")

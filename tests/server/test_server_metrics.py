@@ -58,7 +58,7 @@ def test_a_request_that_fails_counts_what_its_pot_had_read(
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "generation", broken)
+        patch.setattr(Session, "generation_passes", broken)
         with pytest.raises(openai.InternalServerError):
             cached(server, LONG, answer, "And when?")
     failed = server.gauge(CACHED)

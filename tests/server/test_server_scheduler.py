@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import string
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
+import torch
 from live import live
+from tiny import TEMPLATE
 
 from infinipot import PotConfig
-from infinipot.server.slices import CPU_LEAST_TOKENS, MAX_WAIT_S, Slice, SliceTimer
+from infinipot.model.runner import ModelRunner
+from infinipot.server.slices import (
+    ALONE_S,
+    CPU_LEAST_TOKENS,
+    JOINT_TIMES,
+    MAX_WAIT_S,
+    Slice,
+    SliceTimer,
+)
 
 CHUNK = 512
 
@@ -174,3 +188,141 @@ def test_only_views_of_the_lists_are_public() -> None:
             assert isinstance(getattr(scheduler, name), tuple)
             with pytest.raises(AttributeError):
                 setattr(scheduler, name, ())
+
+
+def prompts(*tokens: int) -> list[Any]:
+    """Jobs that read prompts, the first of which has waited longest."""
+    return [reader(count, waited_s=1.0 - number / 100) for number, count in enumerate(tokens)]
+
+
+def chosen(timer: SliceTimer, jobs: list[Any]) -> tuple[list[int], int]:
+    """The prompts of the next slice, and its tokens."""
+    piece = timer.choose(jobs)
+    assert piece is not None
+    assert piece.reader is not None
+    return [job.remaining_tokens for job in (piece.reader, *piece.beside)], piece.max_tokens
+
+
+def test_short_prompts_share_a_slice() -> None:
+    """Whole prompts, in their order, as many as the slice has room for."""
+    assert chosen(timer_of(10_000), prompts(40, 30, 50)) == ([40, 30, 50], CHUNK)
+    assert chosen(timer_of(10_000), prompts(300, 200, 100, 12)) == ([100, 200, 12], CHUNK)
+    assert chosen(timer_of(10_000), prompts(400, 5000)) == ([400], CHUNK)
+    assert chosen(timer_of(10_000), prompts(5000, 6000)) == ([5000], CHUNK)
+    timer = timer_of(10_000)
+    timer.joint_tokens = 100
+    assert chosen(timer, prompts(60, 50, 40)) == ([60, 40], 100)
+    unmeasured = SliceTimer("cpu")
+    assert chosen(unmeasured, prompts(40, 30, 50)) == ([40, 30, 50], CHUNK)
+
+
+def test_who_cannot_share_a_slice() -> None:
+    for number in range(3):
+        distils, foreign, *rest = prompts(40, 40, 40, 40)
+        distils.distils = True
+        foreign.runner = "its own"
+        jobs = [*rest[:number], distils, foreign]
+        piece = timer_of(10_000).choose(jobs)
+        assert piece is not None
+        assert {id(job) for job in (piece.reader, *piece.beside)} in (
+            {id(distils)},
+            {id(foreign)},
+            {id(job) for job in rest[:number]},
+        )
+
+
+@pytest.mark.parametrize(
+    ("speed", "answers", "together"),
+    [
+        (10_000, 0, 4),
+        (100, 0, 2),
+        (10_000, 1, 4),
+        (400, 1, 1),
+        (150, 1, 2),
+    ],
+)
+def test_prompts_share_a_slice_within_its_time(speed: int, answers: int, together: int) -> None:
+    """Beside answers within the time between two steps. Where one prompt alone takes longer than
+    that, or without answers, within three times the time of one."""
+    timer = timer_of(speed)
+    timer._step_s = 0.1
+    jobs = [*prompts(60, 60, 60, 60), *(answer() for _ in range(answers))]
+    own, tokens = chosen(timer, jobs)
+    assert len(own) == together
+    if not answers or 64 / speed > 0.2:
+        assert tokens / speed <= max(ALONE_S, JOINT_TIMES * 64 / speed)
+    else:
+        assert tokens / speed <= 0.2
+
+
+def test_a_joint_slice_counts_for_all_its_jobs() -> None:
+    timer = timer_of(1000)
+    jobs = prompts(40, 30)
+    before = time.perf_counter()
+    piece = timer.choose(jobs)
+    assert piece is not None
+    note(timer, piece, 0.1, 70)
+    assert all(job.last_slice_s >= before for job in jobs)
+
+
+def test_sizes_that_were_not_measured_lie_between_those_that_were() -> None:
+    timer = SliceTimer("cpu")
+    assert timer._estimate_s(100) == 0.0
+    timer._slice_s = {128: 0.2, 512: 0.8}
+    for tokens, seconds in ((60, 0.2), (128, 0.2), (200, 0.4), (512, 0.8), (1024, 1.6)):
+        assert timer._estimate_s(tokens) == pytest.approx(seconds)
+
+
+def test_prompts_that_come_at_once_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions to a named pot and chats, each answered as alone. One that fails takes no other with it."""
+    questions = [f"Who hid letter {number}?" + " Say it." * number for number in range(4)]
+    calls = [{"pot": "book"}, {}, {"pot": "book"}, {}]
+    read = ModelRunner.read
+    own = SliceTimer.choose
+    pots_read: list[int] = []
+    waits_for: list[int] = []
+    config = PotConfig(pot_size=256, distill_to=128, chunk_tokens=256)
+    with live({"max_sessions": 8, "config": config}) as here:
+        here.http.post("/v1/pots", json={"name": "book", "text": "The keeper hid the letter. " * 9})
+        bad: list[int] = []
+
+        def noting(self: ModelRunner, ids: torch.Tensor, pots: Any, *rest: Any) -> torch.Tensor:
+            if ids.shape[1] > len(pots):  # no step of answers
+                pots_read.append(len(pots))
+            if set(bad) & set(ids[0].tolist()):
+                raise RuntimeError("boom")
+            return read(self, ids, pots, *rest)
+
+        def say(number: int) -> str:
+            reply = here.chat(questions[number], **calls[number])
+            return str(reply.choices[0].message.content)
+
+        def choose(self: SliceTimer, running: Sequence[Any]) -> Slice | None:
+            """Nothing until all have come."""
+            if waits_for and len(running) < waits_for[0]:
+                return None
+            waits_for.clear()
+            return own(self, running)
+
+        def say_at_once() -> list[Future[str]]:
+            waits_for.append(4)
+            with ThreadPoolExecutor(4) as pool:
+                return [pool.submit(say, number) for number in range(4)]
+
+        alone = [say(number) for number in range(4)]
+        monkeypatch.setattr(ModelRunner, "read", noting)
+        monkeypatch.setattr(SliceTimer, "choose", choose)
+        assert [answer.result() for answer in say_at_once()] == alone
+        assert max(pots_read) == 4
+        encode = here.service.engine.tokenizer.encode
+        used = {*encode("".join((*alone, *questions))), *encode(TEMPLATE)}
+        mark = next(mark for mark in string.printable if not used & {*encode(mark)})
+        bad += encode(mark)
+        questions[1] += mark
+        pots_read.clear()
+        answers = say_at_once()
+        assert [answers[number].result() for number in (0, 2, 3)] == [alone[0], *alone[2:]]
+        with pytest.raises(openai.InternalServerError):
+            answers[1].result()
+        assert max(pots_read) == 4
+        here.wait("infinipot_running", 0)
