@@ -59,17 +59,23 @@ LATER = (
     ("`infinipot`, catalyst `general`", f"infinipot{GENERAL}", f"infinipot{GENERAL}"),
     ("`truncate`", "truncate", None),
 )
+RELEVANCE = (("`relevance`", "relevance"),)
+FACT_LENGTHS = (16 * K, 128 * K)
+"""Tokens of the texts with facts."""
 
 
-def document_mean(method: str, talks: bool) -> float:
+def document_mean(method: str, talks: bool, known: bool = False) -> float:
     """The mean of the tasks' mean scores, over documents that all methods have read. talks: of the
-    LoCoMo conversations, else of all others."""
+    LoCoMo conversations, else of all others. known: the question was known while reading."""
     rows = [r for r in records("documents") if (r["task"] == "locomo") == talks]
+    later = [r for r in rows if r["question"] != "known"]
     shared = set.intersection(
-        *({r["document"] for r in rows if r["method"] == name} for _, name, _ in LATER)
+        *({r["document"] for r in later if r["method"] == name} for _, name, _ in LATER)
     )
+    if known:
+        later = [r for r in rows if r["question"] == "known"]
     tasks: dict[str, list[float]] = {}
-    for row in rows:
+    for row in later:
         if row["method"] == method and row["document"] in shared:
             tasks.setdefault(row["task"], []).extend(row["scores"].values())
     return sum(sum(some) / len(some) for some in tasks.values()) / len(tasks)
@@ -90,9 +96,21 @@ def questions_later() -> list[str]:
         scores = {talks: document_mean(method, talks) for talks in (False, True)}
         shown = [f"{scores[talks]:.1f} ({scores[talks] / whole[talks]:.2f})" for talks in scores]
         rows.append([name, *shown, facts_found(hidden, 16 * K), facts_found(hidden, 128 * K)])
-    known = [facts_found("infinipot", length) for length in (16 * K, 128 * K)]
-    rows.append(["question known (`infinipot`)", "", "", *known])
     head = ("method", "documents (share of full)", "LoCoMo", "facts, 16K", "facts, 131K")
+    return table(head, rows)
+
+
+@block
+def questions_known() -> list[str]:
+    whole = document_mean("full", talks=False)
+    rows = [
+        ["full context", f"{whole:.1f} (1.00)", *(facts_found("full", n) for n in FACT_LENGTHS)]
+    ]
+    for name, method in (("**the default** (`infinipot`)", "infinipot"), *RELEVANCE):
+        score = document_mean(method, talks=False, known=True)
+        found = [facts_found(method, length) for length in FACT_LENGTHS]
+        rows.append([name, f"{score:.1f} ({score / whole:.2f})", *found])
+    head = ("method", "documents (share of full)", "facts, 16K", "facts, 131K")
     return table(head, rows)
 
 
@@ -436,9 +454,67 @@ def beside_kvpress() -> list[str]:
 BESIDE = ("pot", "stock", "SnapKVPress")
 
 
+def engine(shape: str, ranks: int = 1, spread: bool = False) -> Record:
+    """The newest record of `engine_speed.py` for a shape, on so many ranks."""
+    how = (shape, ranks, spread)
+    for record in reversed(records("engine_speed")):
+        args = record["arguments"]
+        if (args["shape"], args.get("tensor_parallel", 1), args.get("spread", False)) == how:
+            return record
+    raise LookupError(f"no record of {how}")
+
+
+SEVERAL = (
+    ("8B shape, one H200", "llama-8b-shape", 1, False),
+    ("8B shape, `--tensor-parallel 2`", "llama-8b-shape", 2, False),
+    ("70B shape, `--tensor-parallel 2`", "llama-70b-shape", 2, False),
+    ("70B shape, `--spread`", "llama-70b-shape", 1, True),
+)
+
+
+@block
+def several_gpus() -> list[str]:
+    rows = []
+    for name, *how in SEVERAL:
+        record = engine(*how)
+        read = record["reading_tps"]
+        length = max((n for n in read if int(n) <= 128 * K), key=int)
+        together = record["answering_tps"]
+        rows.append(
+            [
+                name,
+                f"{read[length][-1]:,} tokens/s ({int(length):,} tokens)",
+                f"{together['1']} tokens/s",
+                f"{together['8']:,} tokens/s",
+                f"{gigabytes(record['peak_bytes'][length])} GB",
+            ]
+        )
+    return table(("", "reading", "decoding", "8 answers together", "peak of the first GPU"), rows)
+
+
+@block
+def ranks_beside_one() -> list[str]:
+    record = records("tensor_parallel")[-1]
+    args = record["arguments"]
+    return [
+        f"Of {len(record['rows'])} texts of {args['tokens']:,} tokens, {100 * record['survivors']:.1f} % of the "
+        f"survivors are those of one GPU, and {record['equal_answers']} answers have the same first 32 tokens."
+    ]
+
+
+@block
+def serving_on_two() -> list[str]:
+    return [
+        f"{r['clients']} client{'s' * (r['clients'] > 1)}: first token after "
+        f"{r['turns'][0]['ttft_s']['median']:.2f} s (median), "
+        f"{r['turns'][1]['client_tps']:.0f} tokens/s each in the second turn, both turns in {r['seconds']:.1f} s."
+        for r in records("serving_tensor_parallel")
+    ]
+
+
 @block
 def engine_speed() -> list[str]:
-    record = records("engine_speed")[-1]
+    record = engine("llama-8b-shape")
     rows = [
         [
             f"reading {int(length):,} tokens, in a session of a warm process",
@@ -451,6 +527,12 @@ def engine_speed() -> list[str]:
         for count, speed in record["answering_tps"].items()
     ]
     rows.append(["memory of a pot", f"{record['pot_bytes'] / 1e6:.0f} MB"])
+    rows.append(
+        ["peak, the weights included", f"{gigabytes(max(record['peak_bytes'].values()))} GB"]
+    )
+    parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in record["shares"].items())
+    total = 100 * sum(record["shares"].values())
+    rows.append(["of the kernels' time while reading", f"{total:.1f} %: {parts}"])
     return table(("8B Llama shape, default sizes", "one H200"), rows)
 
 
@@ -467,25 +549,6 @@ def speed_small_shape() -> list[str]:
     ]
     head = ("tokens; pot / stock", "reading, tokens/s", "decoding", "8 together")
     return table((*head, "peak, one answer"), [row])
-
-
-@block
-def speed_70b() -> list[str]:
-    rows = [
-        [
-            f"{r['length']:,}",
-            f"{r['prefill_tps']:,.0f} tokens/s",
-            f"{r['first_token_s']:.0f} s",
-            f"{r['decode_tps']:.1f} tokens/s",
-            f"{r['batch_tps']:.0f} tokens/s",
-            f"{gigabytes(r['peak_bytes'], 0)} GB",
-            f"{gigabytes(r['batch_peak_bytes'], 0)} GB",
-        ]
-        for r in bench("llama-70b-shape")["rows"]
-        if r["what"] == "pot"
-    ]
-    head = ("tokens", "reading", "first token", "decoding", "4 answers together")
-    return table((*head, "peak, one answer", "peak, 4 answers"), rows)
 
 
 @block
@@ -817,8 +880,8 @@ def demo_row() -> list[str]:
 
 
 def measured_speed() -> list[list[str]]:
-    engine = records("engine_speed")[-1]
-    together = {count: f"{speed:,}" for count, speed in engine["answering_tps"].items()}
+    large = engine("llama-8b-shape")
+    together = {count: f"{speed:,}" for count, speed in large["answering_tps"].items()}
     pot, stock, press = (row_of(records("kvpress_beside")[-1], 128 * K, what) for what in BESIDE)
     one, many = records("serving")[:2]
     cpu = {
@@ -835,7 +898,7 @@ def measured_speed() -> list[list[str]]:
     return [
         [
             "8B Llama shape, pot 4,096, default sizes, one H200",
-            f"reading {engine['reading_tps']['8192'][-1]:,} tokens/s at 8K, {engine['reading_tps']['32768'][-1]:,} at 32K; "
+            f"reading {large['reading_tps']['8192'][-1]:,} tokens/s at 8K, {large['reading_tps']['32768'][-1]:,} at 32K; "
             f"decoding {together['1']} tokens/s, 64 answers together {together['64']}",
             "`python benchmarks/engine_speed.py`",
         ],

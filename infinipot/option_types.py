@@ -18,6 +18,7 @@ PolicyName = Literal[
     "sirllm",
     "keydiff",
     "outliers",
+    "relevance",
     "kvzip",
     "random",
     "full",

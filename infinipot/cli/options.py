@@ -82,7 +82,7 @@ POT = (
     option(
         "by_sentence",
         float,
-        "Policy outliers: weight of an entry's sentence, beside 1 for the entry itself.",
+        "Policies outliers and relevance: weight of an entry's sentence, beside 1 for the entry itself.",
     ),
     option("sinks", int, "First entries that always stay. [default: the policy's]"),
     option("recent", int, "Newest entries that always stay. [default: the policy's]"),

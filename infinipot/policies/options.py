@@ -109,7 +109,7 @@ class Attended(Scored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted(Scored):
+class Prompting(Policy):
     """Options of policies that read a prompt, the catalyst, to see what it attends to."""
 
     catalyst: str | None = None
@@ -125,3 +125,8 @@ class Prompted(Scored):
         super().__post_init__()
         check_prompt("catalyst", self.catalyst, KINDS)
         check_prompt("answer_prefix", self.answer_prefix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted(Prompting, Scored):
+    """Options of policies that score by the attention of the catalyst."""

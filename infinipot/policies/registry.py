@@ -22,6 +22,7 @@ from infinipot.policies.keydiff import KeyDiff
 from infinipot.policies.kvzip import KVzip
 from infinipot.policies.outliers import Outliers
 from infinipot.policies.random import Random
+from infinipot.policies.relevance import Relevance
 from infinipot.policies.self_extend import SelfExtend
 from infinipot.policies.sirllm import SirLLM
 from infinipot.policies.sliding_window import SlidingWindow
@@ -31,8 +32,8 @@ from infinipot.policies.tova import Tova
 from infinipot.policies.truncate import Truncate
 
 _ALL: tuple[type[Policy], ...] = (
-    InfiniPot, Outliers, Streaming, SlidingWindow, H2O, Tova, SnapKV, SirLLM, KeyDiff, KVzip,
-    Random, Truncate, Full, SelfExtend,
+    InfiniPot, Outliers, Relevance, Streaming, SlidingWindow, H2O, Tova, SnapKV, SirLLM, KeyDiff,
+    KVzip, Random, Truncate, Full, SelfExtend,
 )  # fmt: skip
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 OPTIONS = tuple(dict.fromkeys(option for policy in _ALL for option in policy.options()))

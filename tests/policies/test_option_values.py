@@ -126,6 +126,7 @@ def test_defaults_by_size() -> None:
         **{key: [0, 0, 0] for key in POLICIES},
         "infinipot": [0, 2, 8],
         "outliers": [0, 2, 8],
+        "relevance": [0, 2, 8],
         "h2o": [3, 12, 50],
         "snapkv": [3, 12, 32],
     }
@@ -155,6 +156,7 @@ def test_what_policies_need() -> None:
         "infinipot": {"novelty", "catalyst"},
         "h2o": {"received"},
         "outliers": {"novelty", "sentences"},
+        "relevance": {"catalyst", "sentences"},
         "tova": {"newest"},
         "snapkv": {"newest"},
         "sirllm": {"novelty"},
