@@ -85,22 +85,20 @@ def catalyst_scores(
 
     query = dense_rows(query)
     key = dense_rows(key)
-    if part is None:
-        part = Part(None, query.shape[2])
-    most = part.most
+    part = part or Part(None, query.shape[2])
     heads, size = key.shape[1:3]
     group = query.shape[1] // heads
     sets = group if how == "max" else 1
     weight = 1 / group if how == "mean" else 1.0
     peak, total = _denominators(query, key, scoring, part)
     out = torch.empty(1, heads, size, dtype=torch.float32, device=query.device)
-    layout = _layout(query, scoring, group * most // sets)
+    layout = _layout(query, scoring, group * part.most // sets)
     parts = peak.shape[1]
     with on(query):
         args = (
             *(query, key, part.span, peak, total, scoring.sinks, out),
             *(*query.stride()[1:3], *key.stride()[1:3]),
-            *(most, size, group, parts, sets),
+            *(part.most, size, group, parts, sets),
             *scoring.hidden,
             float(scoring.scaling),
             weight,
