@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from infinipot.model.pretrained import load_pretrained, pretrained_tokenizer
@@ -65,6 +66,11 @@ def load_shared_out(
 def check_shareable(name: str, config: Any, count: int, place: torch.device) -> None:
     """Raise ValueError for a model whose heads cannot be shared out over so many processes, or for too
     few GPUs."""
+    if dist.is_initialized():
+        raise ValueError(
+            "this process has a process group already (torchrun, or another model with tensor_parallel): "
+            "leave tensor_parallel out, or delete the other model first"
+        )
     gpus = torch.cuda.device_count()
     if place.type not in ("cuda", "cpu"):
         raise ValueError(f"tensor_parallel works on cuda and cpu, not on {place}")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -294,4 +295,5 @@ def load_on_all_ranks(name: str, args: tuple[Any, ...], count: int, device: torc
         followers.close()
         raise
     _FOLLOWERS[model] = followers
+    weakref.finalize(model, followers.close)
     return model

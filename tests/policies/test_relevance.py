@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -70,12 +71,12 @@ def test_sentences_stay_whole_and_files_go_on(tmp_path: Path) -> None:
     assert session.stats.distillations >= 5
     entry = session_of(Relevance(by_sentence=0, recent=0))
     gaps = [
-        sum(b - a > 1 for a, b in zip(head, head[1:], strict=False))
+        sum(b - a > 1 for a, b in itertools.pairwise(head))
         for layer in kept(session)
         for head in layer
     ]
     alone = [
-        sum(b - a > 1 for a, b in zip(head, head[1:], strict=False))
+        sum(b - a > 1 for a, b in itertools.pairwise(head))
         for layer in kept(entry)
         for head in layer
     ]
