@@ -180,6 +180,17 @@ INLINE void write(const Weights *w, __m256 values, float *y, long row, long outp
     }
 }
 
+/* Ask for a part of the eight outputs that come next: memory is the limit for few rows. */
+INLINE void fetch_next(int bits, const Weights *w, long output, long g) {
+    const long place = output * w->groups + g * EIGHT;
+    const char *numbers = (const char *)w->numbers + place * (bits == 4 ? 16 : 32);
+    for (int line = 0; line < EIGHT * (bits == 4 ? 16 : 32); line += 64) {
+        _mm_prefetch(numbers + line, _MM_HINT_T0);
+    }
+    if (g % 4 == 0) _mm_prefetch((const char *)(w->scale + place), _MM_HINT_T0);
+    if (g % 4 == 0 && bits == 4) _mm_prefetch((const char *)(w->low + place), _MM_HINT_T0);
+}
+
 /* Eight outputs of 1 or 2 rows, straight from the weights. */
 INLINE void few_rows(int rows, int bits, const Rounded *x, const Weights *w, float *y, long output) {
     __m256 sums[FEW], scale[8], low[8] = {_mm256_setzero_ps()};
@@ -191,6 +202,7 @@ INLINE void few_rows(int rows, int bits, const Rounded *x, const Weights *w, flo
             eight_scales(w, w->scale, output, g, scale);
             if (bits == 4) eight_scales(w, w->low, output, g, low);
         }
+        fetch_next(bits, w, output + EIGHT, g);
         __m256i part[FEW][EIGHT], first, second;
         for (int i = 0; i < EIGHT; i++) {
             wide(w, bits, starts[i] + g, &first, &second);
