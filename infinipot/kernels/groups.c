@@ -17,7 +17,8 @@ typedef struct {
     long outputs, groups;
 } Weights;
 
-#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+/* tests define PLAIN */
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(PLAIN)
 #include "groups_avx2.h"
 #else
 #include "groups_plain.h"
