@@ -19,6 +19,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,14 +129,14 @@ def keep_freed_memory() -> None:
 def opened(path: Path) -> ctypes.CDLL:
     """The functions of a compiled library, with the types of their parameters."""
     functions = ctypes.CDLL(str(path))
-    number, pointer = ctypes.c_long, ctypes.c_void_p
-    weights = [pointer] * 3
+    number = ctypes.c_long
+    pointer = ctypes.c_void_p
+    ending: list[Any] = [pointer, number, number, ctypes.c_int]
     functions.most_rows.restype = number
     functions.room_bytes.restype = number
     functions.room_bytes.argtypes = [number, number]
-    ending = [pointer, number, number, ctypes.c_int]
-    functions.products.argtypes = [number, pointer, pointer, *weights, *ending]
-    functions.unpack.argtypes = [*weights, *ending]
+    functions.products.argtypes = [number, *[pointer] * 5, *ending]
+    functions.unpack.argtypes = [*[pointer] * 3, *ending]
     return functions
 
 
