@@ -9,7 +9,8 @@
 
 #define MOST_ROWS 256 /* with DEPTH groups, what is rounded of them stays in the second cache */
 #define ROOM (GROUP * sizeof(int16_t) + 2 * sizeof(float))
-#define FEW 2        /* rows for which the weights are not laid out first */
+#define FEW 8        /* rows for which the weights are not laid out first */
+#define TWO 2        /* of them together */
 #define TILE 4       /* rows that share a pass over weights that are */
 #define EIGHT 8      /* outputs of a vector */
 #define PANEL 16     /* outputs whose weights are laid out together */
@@ -192,8 +193,8 @@ INLINE void fetch_next(int bits, const Weights *w, long output, long g) {
 }
 
 /* Eight outputs of 1 or 2 rows, straight from the weights. */
-INLINE void few_rows(int rows, int bits, const Rounded *x, const Weights *w, float *y, long output) {
-    __m256 sums[FEW], scale[8], low[8] = {_mm256_setzero_ps()};
+INLINE void two_rows(int rows, int bits, const Rounded *x, const Weights *w, float *y, long output) {
+    __m256 sums[TWO], scale[8], low[8] = {_mm256_setzero_ps()};
     long starts[EIGHT];
     for (int i = 0; i < EIGHT; i++) starts[i] = nth(w, output, i) * w->groups;
     for (int m = 0; m < rows; m++) sums[m] = _mm256_setzero_ps();
@@ -203,7 +204,7 @@ INLINE void few_rows(int rows, int bits, const Rounded *x, const Weights *w, flo
             if (bits == 4) eight_scales(w, w->low, output, g, low);
         }
         fetch_next(bits, w, output + EIGHT, g);
-        __m256i part[FEW][EIGHT], first, second;
+        __m256i part[TWO][EIGHT], first, second;
         for (int i = 0; i < EIGHT; i++) {
             wide(w, bits, starts[i] + g, &first, &second);
             for (int m = 0; m < rows; m++) {
@@ -220,6 +221,20 @@ INLINE void few_rows(int rows, int bits, const Rounded *x, const Weights *w, flo
         }
     }
     for (int m = 0; m < rows; m++) write(w, sums[m], y, m, output);
+}
+
+/* Eight outputs of up to FEW rows. */
+INLINE void few_rows(long rows, int bits, const Rounded *x, const Weights *w, float *y,
+                     long output) {
+    for (long m = 0; m < rows; m += TWO) {
+        const long place = m * w->groups;
+        const Rounded part = {x->numbers + place * GROUP, x->scale + place, x->sum + place};
+        if (m + 1 < rows) {
+            two_rows(TWO, bits, &part, w, y + m * w->outputs, output);
+        } else {
+            two_rows(1, bits, &part, w, y + m * w->outputs, output);
+        }
+    }
 }
 
 /* Weights of 16 outputs and up to DEPTH groups. numbers: for each pair of numbers of a group, that
@@ -372,14 +387,10 @@ static void multiply(long rows, const float *x, void *room, const Weights *w, fl
     Rounded rounded = {room, (float *)((int16_t *)room + places * GROUP), NULL};
     rounded.sum = rounded.scale + places;
     round_all(rows, x, w->groups, &rounded, threads);
-    if (rows == 1 && w->low) {
-        EACH(EIGHT, few_rows(1, 4, &rounded, w, y, n));
-    } else if (rows == 1) {
-        EACH(EIGHT, few_rows(1, 8, &rounded, w, y, n));
-    } else if (rows == FEW && w->low) {
-        EACH(EIGHT, few_rows(FEW, 4, &rounded, w, y, n));
-    } else if (rows == FEW) {
-        EACH(EIGHT, few_rows(FEW, 8, &rounded, w, y, n));
+    if (rows <= FEW && w->low) {
+        EACH(EIGHT, few_rows(rows, 4, &rounded, w, y, n));
+    } else if (rows <= FEW) {
+        EACH(EIGHT, few_rows(rows, 8, &rounded, w, y, n));
     } else if (w->low) {
         EACH(PANEL, many_rows(rows, 4, &rounded, w, y, n));
     } else {

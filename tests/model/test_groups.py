@@ -88,7 +88,7 @@ def test_a_row_is_the_same_beside_others(bits: int) -> None:
     x = torch.randn(300, 640)
     x[1] *= 1e6
     together = weight.linear(x)
-    for rows in (1, 2, 3, 4, 7, 257):
+    for rows in (1, 2, 3, 4, 9, 257):
         for start in (0, 1, 40):
             part = slice(start, start + rows)
             assert torch.equal(weight.linear(x[part]), together[part])
