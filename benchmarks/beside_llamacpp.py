@@ -53,6 +53,8 @@ def in_a_pot(loaded: Any, ids: list[int], answer: int, pot_size: int) -> Times:
             session.runner.head(hidden)
 
     read = seconds(lambda: (session.append(ids), session.logits))
+    if session.pot.length + answer > pot_size:
+        session.append(ids[:answer])  # a full pot makes room only when it reads
     return read, seconds(answered) / answer
 
 

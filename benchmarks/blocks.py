@@ -658,21 +658,42 @@ def small_machine() -> list[str]:
 
 @block
 def quantised_weights() -> list[str]:
-    last = records("quantised_weights")[-1]
     names = {"plain": "float32"}
+    models = {"qwen2.5-0.5b.gguf": "Qwen2.5-0.5B", "smollm2": "SmolLM2-135M"}
     rows = [
         [
+            models[one["model"]],
             names.get(name, name),
             f"{r['weights_bytes'] / 1e6:,.0f} MB",
             f"{r['peak_ratio']:.2f}",
             f"{r['reading_ratio']:.2f}",
             f"{r['answering_ratio']:.2f}",
             f"{r['perplexity_ratio']:.4f}",
+            f"{100 * (math.exp(r['nats'] - r['float32_nats']) - 1):+.4f} %",
         ]
-        for name, r in last["rows"].items()
+        for one in records("quantised_weights")[1:]
+        for name, r in one["rows"].items()
     ]
-    head = ("weights", "bytes", "peak while loading / what stays")
-    return table((*head, "reading", "answering", "perplexity"), rows)
+    head = ("model", "weights", "bytes", "peak while loading / what stays", "reading", "answering")
+    return table((*head, "perplexity", "of it by rounded activations"), rows)
+
+
+@block
+def small_machine_weights() -> list[str]:
+    rows = [
+        [
+            r["weights"],
+            f"{pot['tokens']:,} ({pot['distillations']} distillations)",
+            f"{pot['read_tps']:.0f} tokens/s",
+            f"{pot['answer_tps']:.1f} tokens/s",
+            f"{pot['peak_rss_bytes'] / 1e6:,.0f} MB",
+            f"{pot['pot_bytes'] / 1e6:.0f} MB",
+        ]
+        for r in records("small_machine_weights")
+        for pot in (r["pot"],)
+    ]
+    head = ("weights", "tokens", "reading", "answering", "peak, libraries included", "cache")
+    return table(head, rows)
 
 
 @block

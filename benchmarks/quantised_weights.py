@@ -1,16 +1,18 @@
 """Weights as they are beside weights in int8 and int4: memory, speed, and how well the model predicts.
 
-    python benchmarks/quantised_weights.py MODEL [--tokens 3000] [--rounds 5] [--threads 1]
+    python benchmarks/quantised_weights.py MODEL [--tokens 3000] [--rounds 5] [--threads 1] [--text FILE]
 
 Memory is that of a process of its own for each kind, above what it takes before it loads. Speed is
 compared in one process, in turns, as medians of the processor's time: 512 tokens in a chunk, and
 steps of one token, each with the output layer for one token. The text is a part of Python's own
-documentation, read in chunks of 512 tokens without a pot's bound.
+documentation, or of a FILE (also .gz), read in chunks of 512 tokens without a pot's bound. It is read
+a second time with products in float32, to see what the rounding of activations changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import pydoc_data.topics
@@ -25,6 +27,7 @@ import torch
 from machine import keep
 
 import infinipot
+from infinipot.kernels import native
 from infinipot.model.groups import weights_in_groups
 
 KINDS = (None, "int8", "int4")
@@ -77,6 +80,25 @@ def losses(network: Any, ids: list[int]) -> float:
     return total / (len(ids) - 1)
 
 
+def losses_in_float32(network: Any, ids: list[int]) -> float:
+    """The same with activations as they are: torch's own operations."""
+    compiled = native.fits
+    native.fits = lambda x: False
+    try:
+        return losses(network, ids)
+    finally:
+        native.fits = compiled
+
+
+def text_of(path: Path | None) -> str:
+    if path is None:
+        return "\n".join(pydoc_data.topics.topics.values())
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    return content.decode()
+
+
 def speeds(networks: dict[str, Any], ids: list[int], rounds: int) -> dict[str, dict[str, float]]:
     """Medians of seconds for a chunk and for a step, in turns."""
     times: dict[str, dict[str, list[float]]] = {
@@ -103,6 +125,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--text", type=Path)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -112,7 +135,7 @@ def main() -> None:
         return
     rows = {}
     networks = {}
-    text = "\n".join(pydoc_data.topics.topics.values())
+    text = text_of(args.text)
     for kind in KINDS:
         name = kind or "plain"
         command = [sys.executable, __file__, args.model, "--memory-of", name]
@@ -121,8 +144,9 @@ def main() -> None:
         networks[name], tokenizer = infinipot.load(
             args.model, device="cpu", dtype="float32", weights=kind
         )
-        ids = tokenizer(text).input_ids[: args.tokens]
+        ids = tokenizer(text[: 10 * args.tokens]).input_ids[: args.tokens]
         rows[name]["nats"] = losses(networks[name], ids)
+        rows[name]["float32_nats"] = losses_in_float32(networks[name], ids)
         rows[name]["perplexity_ratio"] = math.exp(rows[name]["nats"] - rows["plain"]["nats"])
         print(name, rows[name], file=sys.stderr)
     for name, one in speeds(networks, ids, args.rounds).items():
@@ -137,6 +161,7 @@ def main() -> None:
         {
             "benchmark": "quantised_weights",
             "model": Path(args.model).name,
+            "text": args.text.name if args.text else "pydoc_data.topics",
             "tokens": args.tokens,
             "rounds": args.rounds,
             "rows": rows,

@@ -3,13 +3,15 @@ some length.
 
     python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512]
     [--distill-to 256] [--chunk-tokens 128]
+    python benchmarks/small_machine.py --model MODEL.gguf --weights int8 [--limit 4000] ...
 
 The limit is `ulimit -d` (RLIMIT_DATA), which Linux enforces on any user: memory that belongs to the
 process alone, its weights among it, in use or only reserved. (`ulimit -v` counts the address space
 of torch's libraries too, 600 MB before anything is done; a limit on resident memory is not
 enforced.) The peak of resident memory, libraries included, is measured beside. The weights are
 bfloat16 from a folder as the Hub has them; the embedded model is a GGUF file, whose unpacking takes
-more, so it is unpacked into such a folder first, without the limit.
+more, so it is unpacked into such a folder first, without the limit. With --weights the file is read
+as it is, its weights stay quantised, and stock is left out.
 """
 
 from __future__ import annotations
@@ -90,9 +92,10 @@ def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     ]
     for name in ("pot_size", "distill_to", "chunk_tokens"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    kind = ["--weights", args.weights] if args.weights else ["--dtype", "bfloat16"]
     started = time.perf_counter()
     child = confined(
-        [*command, "--dtype", "bfloat16", "--device", "cpu"],
+        [*command, *kind, "--device", "cpu"],
         args.limit,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -202,12 +205,20 @@ if __name__ == "__main__":
         default="smollm2",
         help="a folder with bfloat16 weights, or what is to be unpacked into one",
     )
+    parser.add_argument("--weights", help="int8 or int4: of the pot, without stock beside it")
     parser.add_argument("--limit", type=int, default=700, help="MiB")
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--pot-size", type=int, default=512)
     parser.add_argument("--distill-to", type=int, default=256)
     parser.add_argument("--chunk-tokens", type=int, default=128)
     args = parser.parse_args()
+    sizes = {
+        name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")
+    }
+    if args.weights:
+        result = {"model": Path(args.model).name, "weights": args.weights, "cores_used": 1, **sizes}
+        keep("small_machine_weights", {**result, "pot": in_a_pot(Path(args.model), args)})
+        sys.exit()
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model)
         if not model.is_dir():
@@ -218,9 +229,6 @@ if __name__ == "__main__":
         lived, died = death(model, args.limit, max(args.tokens, 1 << 17))
         pot = in_a_pot(model, args)
     show(pot, args.pot_size, lived, died)
-    sizes = {
-        name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")
-    }
     stock = {"reads": lived, "dies": died}
     keep(
         "small_machine",

@@ -1,6 +1,6 @@
 """`groups.c`, compiled for this processor at its first use and kept for later ones.
 
-torch has no product of float32 with groups of whole numbers that is fast on a CPU
+torch has no product of float32 with groups of whole numbers that is fast on a CPU, and as exact
 (`benchmarks/weight_kernels.py` compares). A machine without a C compiler computes the same with
 torch's own operations, more slowly, and is told so once.
 """
@@ -15,9 +15,11 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +27,18 @@ from torch import Tensor
 from infinipot.checks import ModelWarning
 
 SOURCE = Path(__file__).with_name("groups.c")
-ROWS = 4
-"""Most rows of one call of `products`."""
+SOURCES = (SOURCE, *(SOURCE.with_name(f"groups_{way}.h") for way in ("avx2", "plain")))
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-shared", "-fPIC")
 THREADED = "-fopenmp"
+FEW = 16
+"""Up to so many rows, the compiled product is faster than unpacking the weights for torch's own."""
 PATIENCE_S = 60
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+"""Numbers of malloc.h."""
+KEPT_BYTES = 1 << 27
+MAPPED_BYTES = 1 << 25
+"""Larger pieces of memory go back at once. glibc takes no larger value."""
 
 
 def compiler() -> list[str] | None:
@@ -60,7 +69,8 @@ def compiled() -> Path:
     command = compiler()
     if command is None:
         raise RuntimeError("there is no C compiler")
-    parts = (SOURCE.read_text(), *command, *FLAGS, platform.machine(), processor())
+    sources = [path.read_text() for path in SOURCES]
+    parts = (*sources, *command, *FLAGS, platform.machine(), processor())
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     target = cache_folder() / f"groups-{key}.so"
     if not target.exists():
@@ -92,7 +102,9 @@ def build(command: list[str], target: Path) -> None:
 def library() -> ctypes.CDLL | None:
     """The compiled functions; None, with a warning, where they cannot be had."""
     try:
-        return ctypes.CDLL(str(compiled()))
+        functions = opened(compiled())
+        keep_freed_memory()
+        return functions
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as problem:
         warnings.warn(
             f"quantised weights compute slowly here, because a small C file cannot be compiled "
@@ -103,55 +115,76 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def keep_freed_memory() -> None:
+    """Tell glibc to keep some memory that is freed. Otherwise the system takes back what a layer has
+    used, and clears it for the next one, which takes a tenth of the time of reading. Variables of the
+    environment that set this have priority."""
+    asked = any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ)
+    adjust = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if adjust is not None and not asked:
+        adjust(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        adjust(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def opened(path: Path) -> ctypes.CDLL:
+    """The functions of a compiled library, with the types of their parameters."""
+    functions = ctypes.CDLL(str(path))
+    number = ctypes.c_long
+    pointer = ctypes.c_void_p
+    ending: list[Any] = [pointer, number, number, ctypes.c_int]
+    functions.most_rows.restype = number
+    functions.room_bytes.restype = number
+    functions.room_bytes.argtypes = [number, number]
+    functions.products.argtypes = [number, *[pointer] * 5, *ending]
+    functions.unpack.argtypes = [*[pointer] * 3, *ending]
+    return functions
+
+
 def fits(x: Tensor) -> bool:
     """Whether `products` takes this tensor: on a CPU, and without a gradient."""
     return x.device.type == "cpu" and not x.requires_grad and library() is not None
 
 
-def address(x: Tensor | None) -> ctypes.c_void_p:
-    return ctypes.c_void_p(None if x is None else x.data_ptr())
+def takes_many() -> bool:
+    """Whether `products` is faster than torch for many rows, too."""
+    functions = library()
+    return functions is not None and functions.most_rows() > FEW
+
+
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    return [None if x is None else x.data_ptr() for x in tensors]
 
 
 def products(x: Tensor, numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
     """x [M, 32 G] float32 times the weights of N outputs -> [M, N] float32.
 
     numbers: [N, G, 32] int8, or [N, G, 16] uint8. scale: [N, G] float16. low: [N, G] float16, for
-    four bits only. All are contiguous.
+    four bits only. All are contiguous. A row's products do not depend on the other rows.
     """
-    outputs, groups = scale.shape
-    y = x.new_empty(x.shape[0], outputs)
-    sums = None
-    if low is not None:
-        sums = x.view(x.shape[0], groups, -1).sum(dim=-1)
     functions = library()
     assert functions is not None
-    weights = (address(numbers), address(scale), address(low))
-    for start in range(0, x.shape[0], ROWS):
-        part = x[start : start + ROWS]
+    outputs, groups = scale.shape
+    most = functions.most_rows()
+    y = x.new_empty(x.shape[0], outputs)
+    room = torch.empty(functions.room_bytes(min(most, x.shape[0]), groups), dtype=torch.uint8)
+    weights = addresses(numbers, scale, low)
+    for start in range(0, x.shape[0], most):
+        part = x[start : start + most]
         functions.products(
-            ctypes.c_long(part.shape[0]),
-            address(part),
-            address(None if sums is None else sums[start:]),
+            part.shape[0],
+            *addresses(part, room),
             *weights,
-            address(y[start:]),
-            ctypes.c_long(outputs),
-            ctypes.c_long(groups),
-            ctypes.c_int(torch.get_num_threads()),
+            *addresses(y[start:]),
+            outputs,
+            groups,
+            torch.get_num_threads(),
         )
     return y
 
 
 def unpack(numbers: Tensor, scale: Tensor, low: Tensor | None, out: Tensor) -> None:
     """Write the weights of N outputs into out [N, 32 G], float32 and contiguous."""
-    outputs, groups = scale.shape
     functions = library()
     assert functions is not None
-    functions.unpack(
-        address(numbers),
-        address(scale),
-        address(low),
-        address(out),
-        ctypes.c_long(outputs),
-        ctypes.c_long(groups),
-        ctypes.c_int(torch.get_num_threads()),
-    )
+    tensors = addresses(numbers, scale, low, out)
+    functions.unpack(*tensors, *scale.shape, torch.get_num_threads())

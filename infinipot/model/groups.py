@@ -14,8 +14,6 @@ from infinipot.kernels import native
 
 GROUP = 32
 KINDS = {"int8": 8, "int4": 4}
-FEW = 16
-"""Up to so many rows, the compiled product is faster than unpacking the weights for torch's own."""
 BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
 OTHER_BLOCK = 1 << 26
@@ -120,7 +118,7 @@ class GroupedWeight(nn.Module):
         on_cpu = x.device.type == "cpu"
         if on_cpu:
             flat = flat.float().contiguous()
-        if flat.shape[0] <= FEW and native.fits(flat):
+        if native.fits(flat) and (flat.shape[0] <= native.FEW or native.takes_many()):
             y = native.products(flat, *self.part(rows))
         else:
             y = self._in_blocks(flat, rows)
