@@ -170,7 +170,8 @@ class ModelRunner(ModelOutput):
     def check_unchanged(self) -> None:
         """Raise RuntimeError for a model that has another dtype or device than when it was
         inspected: entries of pots do not follow."""
-        now = (self.model.dtype, self.device)
+        with IN_USE:  # another thread may have replaced parts of it, with all their weights
+            now = (self.model.dtype, self.device)
         if now != (self.dtype, self.place):
             raise RuntimeError(
                 f"the model was {self.dtype} on {self.place} when its session began, and is "

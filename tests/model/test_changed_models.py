@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import threading
 import warnings
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transformers import AutoConfig
 
 from infinipot import PotConfig, Session, compat, load
 from infinipot.checks import ModelWarning
+from infinipot.model.attention import IN_USE
 from infinipot.model.runner import ModelRunner
 
 TOKENIZER = make_tokenizer()
@@ -166,3 +168,23 @@ def test_a_pot_larger_than_the_model_was_trained_for(fields: dict, length: int) 
         warnings.simplefilter("error")
         Session(runner, None, PotConfig(pot_size=length))
         Session(runner, None, PotConfig(policy="full"))
+
+
+def test_a_look_at_the_model_waits_for_other_threads() -> None:
+    """While a thread computes logits, the trunk and the output layer are replaced, and no weight is left to look at."""
+    runner = ModelRunner(make_tiny("llama"))
+    problems: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            runner.check_unchanged()
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=look)
+    with IN_USE, runner._stand_ins(torch.zeros(1, 1, 64), slice(0, 4)):
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive() and not problems
+    thread.join()
+    assert not problems
