@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from infinipot.model.groups import GroupedWeight
-from infinipot.parallel.collectives import parts_of
+from infinipot.parallel.collectives import group_of, parts_of
 
 
 class HeadInput(MoeModelOutputWithPast):
@@ -73,6 +73,7 @@ class OutputShards(OutputColumns):
 
     def __init__(self, output: nn.Linear) -> None:
         super().__init__(output, slice(None))
+        self._group = group_of(output.weight)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return torch.cat(parts_of(super().forward(hidden)), dim=-1)
+        return torch.cat(parts_of(super().forward(hidden), self._group), dim=-1)

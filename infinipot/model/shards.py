@@ -15,7 +15,7 @@ from transformers.distributed import DistributedConfig
 
 from infinipot.model.head import part_of
 from infinipot.model.pretrained import load_pretrained
-from infinipot.parallel.collectives import parts_of
+from infinipot.parallel.collectives import group_of, parts_of
 
 
 class Shards:
@@ -24,13 +24,18 @@ class Shards:
     def __init__(self, model: PreTrainedModel) -> None:
         self.count = 1
         self.rank = 0
-        if is_shared_out(model):
-            self.count = dist.get_world_size()
-            self.rank = dist.get_rank()
+        self.group: dist.ProcessGroup | None = None
+        shared = [weight for weight in model.parameters() if hasattr(weight, "device_mesh")]
+        if shared:
+            self.group = group_of(shared[0])
+            self.count = dist.get_world_size(self.group)
+            self.rank = dist.get_rank(self.group)
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """The tensors of all ranks, of one shape."""
-        return parts_of(x)
+        if self.group is None:
+            return [x]
+        return parts_of(x, self.group)
 
     def whole(self, x: Tensor, dim: int) -> Tensor:
         """The tensors of all ranks, one after the other along a dimension."""
@@ -49,11 +54,6 @@ class Shards:
         if self.count == 1:
             return x
         return torch.stack(self.parts(x)).mean(dim=0)
-
-
-def is_shared_out(model: nn.Module) -> bool:
-    """Whether this process has only a part of the weights."""
-    return any(hasattr(weight, "device_mesh") for weight in model.parameters())
 
 
 def load_shards(source: Path | str, dtype: torch.dtype) -> PreTrainedModel:
@@ -76,16 +76,17 @@ class ShardedLookup:
 
     def __init__(self, table: nn.Embedding) -> None:
         self.table = (table,)  # in a tuple: not a part of the module
+        self.group = group_of(table.weight)
         self.scale = getattr(table, "embed_scale", None)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [B, T] -> [B, T, hidden]."""
         weight = part_of(self.table[0].weight)
-        place = ids - dist.get_rank() * len(weight)
+        place = ids - dist.get_rank(self.group) * len(weight)
         inside = (place >= 0) & (place < len(weight))
         rows = F.embedding(place.clamp(0, len(weight) - 1), weight)
         rows = rows.masked_fill(~inside[..., None], 0)
-        dist.all_reduce(rows)
+        dist.all_reduce(rows, group=self.group)
         if self.scale is None:
             return rows
         return rows * self.scale.to(rows.dtype)
