@@ -10,7 +10,9 @@ from infinipot.bench.measure import clock, peak, settle
 from infinipot.config import PotConfig
 from infinipot.engine.decode import together
 from infinipot.engine.generation import Generation
+from infinipot.engine.sampling import Sampler
 from infinipot.model.runner import ModelRunner
+from infinipot.sampling import Sampling
 from infinipot.session import Session
 
 CATALYST = 32
@@ -48,11 +50,12 @@ def answer(session: Session, rows: int, tokens: int) -> float:
     """Tokens a second of `rows` answers, decoded together, to questions that the pot did not know
     before."""
     readers = [session.fork()._reader for _ in range(rows)]
-    options: dict[str, Any] = {"max_tokens": tokens, "pick": greedy, "stop_ids": set()}
-    generations = [
-        Generation(reader, [1 + number] * PROMPT, catalyst=reader.last_catalyst, **options)
-        for number, reader in enumerate(readers)
-    ]
+    options: dict[str, Any] = {"max_tokens": tokens, "stop_ids": set()}
+    generations = []
+    for number, reader in enumerate(readers):
+        pick = Sampler(Sampling(temperature=0.0))  # as users' answers are picked
+        options |= {"catalyst": reader.last_catalyst, "pick": pick}
+        generations.append(Generation(reader, [1 + number] * PROMPT, **options))
     return pace([clock() for _ in together(generations)], rows)
 
 
