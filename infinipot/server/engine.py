@@ -32,6 +32,7 @@ from infinipot.server.slices import Slice, SliceTimer
 from infinipot.server.step import StepResult, spare_core, step
 from infinipot.server.stored_pot import PotLoader
 from infinipot.server.stream import Outbox
+from infinipot.server.warm_up import most_rows
 from infinipot.session import Session
 from infinipot.session.file import origin_of
 
@@ -63,7 +64,8 @@ class Engine:
         self.store = PotStore(settings.pot_dir, settings.pot_files, settings.shared)
         loader = PotLoader(runner, tokenizer, settings.config, origin_of(runner, tokenizer))
         self.files = PotFiles(self.store, self.disk, loader, metrics)
-        self.timer = SliceTimer(runner.device.type, settings.max_stall_s)
+        rows = most_rows(settings.max_sessions)
+        self.timer = SliceTimer(runner.device.type, settings.max_stall_s, rows)
         self.scheduler = Scheduler(settings, self.files, self.timer, self._new_session)
         self.failure: Exception | None = None
         self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]]] = queue.SimpleQueue()

@@ -61,15 +61,20 @@ class SliceTimer:
     on a GPU that is later.
     """
 
-    def __init__(self, device: str, max_stall_s: float = MAX_STALL_S) -> None:
+    def __init__(
+        self, device: str, max_stall_s: float = MAX_STALL_S, step_rows: int | None = None
+    ) -> None:
         """device: `cpu`, or another kind. max_stall_s: most seconds of reading between two tokens of
-        an answer, if slices can be that small."""
+        an answer, if slices can be that small. step_rows: rows of the largest recorded step, in
+        which short prompts are read, where steps are recorded."""
         self.chunk_tokens = GPU_CHUNK_TOKENS
         self.least_tokens = GPU_LEAST_TOKENS
         if device == "cpu":
             self.chunk_tokens = CPU_CHUNK_TOKENS
             self.least_tokens = CPU_LEAST_TOKENS
         self.joint_tokens = most_tokens(device)
+        if step_rows is not None and device != "cpu":
+            self.joint_tokens = min(self.joint_tokens, step_rows)
         self.max_stall_s = max_stall_s
         self._slice_s: dict[int, float] = {}
         """Measured seconds of a reading slice, by its tokens."""

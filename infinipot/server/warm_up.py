@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from infinipot.cache.pot import Pot
 from infinipot.config import PotConfig
-from infinipot.engine.cuda_graphs import CHUNK_ROWS, graph_cache, seen_by_kernel
+from infinipot.engine.cuda_graphs import CHUNK_ROWS, graph_cache, next_above, seen_by_kernel
 from infinipot.engine.graph_step import ROWS
 from infinipot.engine.observe import CatalystLook
 from infinipot.engine.reader import NoRoom
@@ -25,8 +25,9 @@ from infinipot.session import Session
 log = logging.getLogger("infinipot")
 CATALYST = 32
 """Tokens of the questions by which trial texts are distilled. Other lengths use the same kernels."""
-FEWEST_STEPS = 16
-"""Rows up to which steps are recorded, however few sessions there may be."""
+FEWEST_STEPS = 64
+"""Rows up to which steps are recorded, however few sessions there may be: short prompts are read in
+steps, too."""
 ROUNDS = 3
 """A first round loads kernels, a second one records, a third one needs nothing more."""
 
@@ -65,14 +66,17 @@ def record_chunks(runner: ModelRunner, session: Session) -> None:
                 repeat(pot, partial(graphs.chunk_of, rows, pot, ids, look))
 
 
+def most_rows(sessions: int) -> int:
+    """The rows of the largest step that is recorded for so many sessions."""
+    return min(ROWS[-1], next_above(ROWS, max(FEWEST_STEPS, sessions)))
+
+
 def record_steps(runner: ModelRunner, pot: Pot, sessions: int) -> None:
     """Record steps for as many answers as there may be sessions."""
     graphs = graph_cache(runner)
-    for rows in [rows for rows in ROWS if rows <= pot.room]:
+    for rows in [rows for rows in ROWS if rows <= min(pot.room, most_rows(sessions))]:
         ids = torch.zeros(rows, 1, dtype=torch.long, device=runner.device)
         repeat(pot, partial(graphs.step, [pot], [rows], ids, watched=False))
-        if rows >= max(FEWEST_STEPS, sessions):
-            break
 
 
 def bounded(config: PotConfig) -> bool:

@@ -25,6 +25,7 @@ from infinipot.server.slices import (
     Slice,
     SliceTimer,
 )
+from infinipot.server.warm_up import most_rows
 
 CHUNK = 512
 
@@ -326,3 +327,11 @@ def test_prompts_that_come_at_once_are_read_together(monkeypatch: pytest.MonkeyP
             answers[1].result()
         assert max(pots_read) == 4
         here.wait("infinipot_running", 0)
+
+
+def test_joint_prompts_fit_a_recorded_step() -> None:
+    """Otherwise a step would be recorded while clients wait."""
+    for sessions, rows in ((1, 64), (64, 64), (65, 96), (256, 256), (1000, 256)):
+        assert most_rows(sessions) == rows
+        assert SliceTimer("cuda", step_rows=most_rows(sessions)).joint_tokens == rows
+    assert SliceTimer("cpu", step_rows=64).joint_tokens == SliceTimer("cpu").joint_tokens
