@@ -494,12 +494,20 @@ def several_gpus() -> list[str]:
 
 @block
 def ranks_beside_one() -> list[str]:
-    record = records("tensor_parallel")[-1]
-    args = record["arguments"]
-    return [
-        f"Of {len(record['rows'])} texts of {args['tokens']:,} tokens, {100 * record['survivors']:.1f} % of the "
-        f"survivors are those of one GPU, and {record['equal_answers']} answers have the same first 32 tokens."
-    ]
+    rows = []
+    for record in records("tensor_parallel"):
+        args = record["arguments"]
+        texts = len(record["rows"])
+        where = record["machine"]["gpu"] or "CPU"
+        rows.append(
+            [
+                f"{args['model']}, {args['dtype']}, {where}",
+                f"{texts} of {args['tokens']:,} tokens, pot {args['pot_size']:,}",
+                f"{100 * record['survivors']:.1f} %",
+                f"{record['equal_answers']} of {texts}",
+            ]
+        )
+    return table(("model", "texts", "equal survivors", "equal first 32 tokens"), rows)
 
 
 @block
