@@ -158,7 +158,13 @@ def test_what_is_kept_is_told_where_the_pot_tells_what_an_answer_sees(
     replica: Replica, tiny: Model, prose: str, label: str, told: bool
 ) -> None:
     chosen = methods(label, {"pot_size": 400, "distill_to": 200})
-    texts: Any = {"lengths": [600], "depths": [0.5], "trials": 1, "haystack": prose, "max_tokens": 1}
+    texts: Any = {
+        "lengths": [600],
+        "depths": [0.5],
+        "trials": 1,
+        "haystack": prose,
+        "max_tokens": 1,
+    }
     (natural,) = plan(tiny, chosen, templates="all", **texts)
     (passkey,) = needle.plan(tiny, chosen, kind="number", **texts)
     for unit in (natural, passkey):
