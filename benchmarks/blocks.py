@@ -20,6 +20,8 @@ QWEN = "qwen2.5-0.5b.gguf"
 LARGER = "qwen2.5-1.5b.gguf"
 SMALL_SHAPE = "qwen2.5-0.5b-shape"
 DEPTHS = (0.1, 0.5, 0.9)
+KEY_BY_CHANCE = 5 * math.log(10)
+"""Nats of a pass key of five digits."""
 DEFAULT = "infinipot:pool=45:pool_kind=trailing:distill_to=3072:recent=256"
 FACTS = "infinipot:preset=facts:distill_to=3072:recent=256"
 FACTS_0 = "infinipot:preset=facts:distill_to=3072:recent=0"
@@ -304,6 +306,50 @@ def every_policy_once() -> list[str]:
         rows.append([f"`{method}`", question, str(kept or ""), right, share])
     head = ("method", "question", "kept", "right")
     return table((*head, "of the needle's tokens kept"), rows)
+
+
+def of_seed_23() -> dict[tuple[str, str], list[Record]]:
+    """The records of eight pass keys in one text, by method and whether the question was known."""
+    by_method: dict[tuple[str, str], list[Record]] = {}
+    for record in records("needle"):
+        if (record["model"], record["seed"]) == ("smollm2", 23):
+            key = record["method"], record["question"] or ""
+            by_method.setdefault(key, []).append(record)
+    return by_method
+
+
+def mean_loss(some: Sequence[Record]) -> float:
+    return sum(record["loss"] for record in some) / len(some)
+
+
+@block
+def eight_keys() -> list[str]:
+    rows = []
+    for (method, question), own in sorted(of_seed_23().items(), key=lambda one: mean_loss(one[1])):
+        kept = [record["kept"] for record in own if record["kept"] is not None]
+        share = f"{100 * sum(kept) / len(kept):.0f} %" if kept else ""
+        budget = own[0]["options"].get("distill_to")
+        within = sum(record["loss"] < KEY_BY_CHANCE / 2 for record in own)
+        rows.append(
+            [
+                f"`{method}`",
+                question,
+                f"{budget:,}" if budget else "",
+                found_text(own, 7 * K),
+                f"{mean_loss(own):.1f}",
+                f"{within} of {len(own)}",
+                share,
+            ]
+        )
+    head = ("method", "question", "kept", "right", "nats of a key", "below half of chance")
+    return table((*head, "of the keys' tokens kept"), rows)
+
+
+@block
+def eight_keys_said() -> list[str]:
+    return [
+        f"Five digits by chance cost {KEY_BY_CHANCE:.1f} nats; a model that is sure of other digits pays more."
+    ]
 
 
 @block

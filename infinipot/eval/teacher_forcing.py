@@ -59,15 +59,18 @@ def force(session: Session, prompt: list[int], answer: list[int]) -> Forced:
     return forced
 
 
-def kept_share(session: Session, start: int, stop: int) -> float:
-    """The share of the tokens at places [start, stop) that are still in the pot.
+def kept_share(session: Session, start: int, stop: int) -> float | None:
+    """The share of the tokens at places [start, stop) that are still in the pot, 0 .. 1.
 
-    Mean over layers and KV heads.
+    Mean over layers and KV heads. None where the pot does not tell what an answer sees: a policy
+    that cuts the text, and `prefill="whole"`, which distils a copy for each answer.
     """
+    if session.config.policy.cuts or session.config.prefill == "whole":
+        return None
     tokens = torch.arange(start, stop)
     shares = []
     for layer in session.pot.bounded:
         places = session.pot.described([layer])[0][0].cpu()  # [K, P]
         heads = [torch.isin(tokens, head).float().mean() for head in places]
         shares.append(torch.stack(heads).mean())
-    return float(torch.stack(shares).mean())
+    return round(float(torch.stack(shares).mean()), 4)

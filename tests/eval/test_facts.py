@@ -13,7 +13,7 @@ from infinipot import Session
 from infinipot.cli import main
 from infinipot.eval.methods import methods
 from infinipot.eval.runner import Model, Replica
-from infinipot.eval.tasks import chat
+from infinipot.eval.tasks import chat, needle
 from infinipot.eval.tasks.conversations import Plan, from_document
 from infinipot.eval.tasks.document_rows import Document, Question
 from infinipot.eval.tasks.fact_answers import CHECKS
@@ -149,6 +149,28 @@ def test_questions_are_asked_of_one_pot(replica: Replica, tiny: Model, prose: st
         assert (record["template"], record["kind"]) == (fact.template.name, fact.template.kind)
         assert record["right"] is fact.right(record["answer"])
         assert record["haystack"] == "prose.txt"
+
+
+@pytest.mark.parametrize(
+    ("label", "told"), [("snapkv", True), ("snapkv:prefill=whole", False), ("truncate", False)]
+)
+def test_what_is_kept_is_told_where_the_pot_tells_what_an_answer_sees(
+    replica: Replica, tiny: Model, prose: str, label: str, told: bool
+) -> None:
+    chosen = methods(label, {"pot_size": 400, "distill_to": 200})
+    texts: Any = {
+        "lengths": [600],
+        "depths": [0.5],
+        "trials": 1,
+        "haystack": prose,
+        "max_tokens": 1,
+    }
+    (natural,) = plan(tiny, chosen, templates="all", **texts)
+    (passkey,) = needle.plan(tiny, chosen, kind="number", **texts)
+    for unit in (natural, passkey):
+        (record,) = unit.run(replica)
+        assert (record["kept"] is not None) is told
+        assert not told or 0 <= record["kept"] < 1
 
 
 def test_the_command_names_kind_template_and_depth(

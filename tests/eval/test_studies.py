@@ -139,6 +139,8 @@ def test_kept_units_count_what_the_pot_holds(tiny: Model, replica: Replica) -> N
     )  # the head is pinned
     with pytest.raises(ValueError, match="distils nothing"):
         kept.plan(tiny, methods("full", {}), [one], None)
+    with pytest.raises(ValueError, match="leave out prefill=whole"):
+        kept.plan(tiny, methods("snapkv:prefill=whole", {}), [one], None)
 
 
 def test_what_is_kept_of_a_text_is_read_once_for_all_its_questions(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from families import runner
+from families import FAMILIES, WINDOW, build, runner
 from helpers import CATALYST, assert_close, config_for, greedy, kept, random_ids
 from naive_methods import Methods
 from reference import rope
@@ -565,3 +565,17 @@ def test_what_an_entry_is_worth_does_not_depend_on_the_survivors() -> None:
         judged[memory] = float((found[0] - found[1]).abs().max() / found[0].abs().max())
     assert judged["once"] < 1e-5
     assert judged[None] > 1e-3
+
+
+def test_a_sliding_window_is_the_models_own() -> None:
+    """One entry leaves a token, in a pot of the window's size: what stock predicts with its window. `full` is stock without it."""
+    family = FAMILIES["Mistral v0.1"]
+    ids = random_ids(120)
+    for policy, options in (
+        ({"policy": "sliding_window", "distill_to": WINDOW - 1}, family.options),
+        ({"policy": "full"}, family.unlike_stock),
+    ):
+        session = Session(runner("Mistral v0.1"), None, PotConfig(pot_size=WINDOW, **policy))
+        session.append(ids)
+        stock = build(family.kind, **options)(torch.tensor([ids])).logits[:, -1]
+        assert_close("logits", session.logits, stock)

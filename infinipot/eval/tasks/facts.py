@@ -113,15 +113,12 @@ class FactsReading:
         session.append(stack.ids, question=asked)
         read_s = seconds_since(started)
         before = head_tokens(replica, self.system)
-        return [
-            {
-                **key,
-                **self._outcome(session, fact),
-                "kept": self._kept(session, before, spans[fact.statement]),
-                "read_s": read_s,
-            }
-            for key, fact in zip(self.keys(), hidden, strict=True)
-        ]
+        records = []
+        for key, fact in zip(self.keys(), hidden, strict=True):
+            start, stop = spans[fact.statement]
+            kept = kept_share(session, before + start, before + stop)
+            records.append({**key, **self._outcome(session, fact), "kept": kept, "read_s": read_s})
+        return records
 
     def _outcome(self, session: Session, fact: Fact) -> dict[str, Any]:
         started = time.perf_counter()
@@ -138,11 +135,6 @@ class FactsReading:
             "peak_entries": stats.peak_entries,
             "answer_s": seconds_since(started),
         }
-
-    def _kept(self, session: Session, before: int, span: tuple[int, int]) -> float | None:
-        if self.method.policy.cuts:
-            return None
-        return round(kept_share(session, before + span[0], before + span[1]), 4)
 
 
 def placed(hidden: Sequence[Fact], depths: Sequence[float]) -> list[tuple[float, str]]:

@@ -166,6 +166,11 @@ def plan(
                 f"policy {one.policy.name!r} distils nothing, so it has no survivors to compare: "
                 "use a policy with a pot"
             )
+        if not one.bounded:
+            raise ValueError(
+                f"{one.label!r} keeps everything until it answers, so there are no survivors of "
+                "reading to compare: leave out prefill=whole"
+            )
     by_task: dict[str, list[Row]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)

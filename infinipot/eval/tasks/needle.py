@@ -116,17 +116,14 @@ class Reading:
         answer = session.ask(needle.question, max_tokens=self.max_tokens)
         prompt = question_ids(replica, needle.question, needle.prefix, self.system)
         forced = force(session, prompt, fragment(replica.tokenizer, " " + needle.key))
-        kept = None
-        if not self.method.policy.cuts and self.method.config.prefill != "whole":
-            before = head_tokens(replica, self.system)
-            kept = round(kept_share(session, before + span[0], before + span[1]), 4)
+        before = head_tokens(replica, self.system)
         return {
             "key": needle.key,
             "answer": answer,
             "right": found(needle.key, answer),
             "forced": all(forced.first),
             "loss": round(forced.loss, 4),
-            "kept": kept,
+            "kept": kept_share(session, before + span[0], before + span[1]),
             "tokens_read": session.stats.tokens_read,
             "distillations": session.stats.distillations,
             "peak_entries": session.stats.peak_entries,
