@@ -162,6 +162,11 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
         if self.attention_stats is not None:
             self.attention_stats = self.attention_stats.after(raw, query, key, scoring)
 
+    def note_hidden(self, states: Tensor) -> None:
+        """Remember the hidden states of T new tokens [B, T, hidden], if they are asked for."""
+        if self.attention_stats is not None:
+            self.attention_stats = self.attention_stats.with_hidden(states)
+
     def reserve(self, count: int) -> None:
         """Make sure of slots for `count` more entries. Raises PotOverflow beyond the size."""
         stop = self.length + count
