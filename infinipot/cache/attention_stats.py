@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,8 @@ class AttentionStats:
         return {name: x for name in STORED if (x := getattr(self, name)) is not None}
 
     def with_state(self, state: dict[str, Tensor]) -> AttentionStats:
-        return replace(self, **{name: state.get(name) for name in STORED})
+        stored: dict[str, Any] = {name: state.get(name) for name in STORED}
+        return replace(self, **stored)
 
 
 def newest_rows(old: Tensor | None, new: Tensor, count: int) -> Tensor:
