@@ -87,6 +87,10 @@ class Plan:
         smoothing = [policy.smoothing(budget, catalyst) for budget in budgets]
         other = config.policy.for_catalyst(other_kind(catalyst))
         other_smoothing = [other.smoothing(budget, other_kind(catalyst)) for budget in budgets]
+        whole = policy.bounded and config.prefill == "whole"
+        window = policy.window
+        if not whole:  # of more tokens than entries nothing is looked at
+            window = min(window, config.pot_size)
         replay_tokens = 0
         if "replay" in needs:
             replay_tokens = min(64, max(1, (config.pot_size - config.mean_budget) // 8))
@@ -96,10 +100,10 @@ class Plan:
             pot_size=config.pot_size,
             distill_to=config.mean_budget,
             chunk_tokens=config.chunk_tokens or 512,
-            whole=policy.bounded and config.prefill == "whole",
+            whole=whole,
             replay_tokens=replay_tokens,
             gqa=policy.gqa,
-            window=min(policy.window, config.pot_size),
+            window=window,
             remembers=bool(policy.score_memory),
             once=policy.score_memory == "once",
             layers=tuple(map(partial(layer_plan, config), budgets, smoothing)),

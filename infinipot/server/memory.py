@@ -134,5 +134,5 @@ def _records_bytes(layer: PotLayer, plan: Plan, size: int, budget: int) -> int:
         tokens = {"received": size, "queries": stats.rows, "hidden_states": stats.hidden_rows}
         for name, x in stats.state().items():
             rows = x.shape[-1 if name == "received" else -2]
-            total += x.nbytes // rows * tokens[name] - x.nbytes
+            total += x.nbytes // rows * min(tokens[name], size) - x.nbytes
     return total

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import assert_close, random_ids
+from helpers import assert_close, greedy, random_ids
 from tiny import make_tiny
 from torch import Tensor
 from transformers import DynamicCache
@@ -165,6 +165,20 @@ def test_a_smaller_window_changes_no_distances() -> None:
     assert short[0][0].hidden_states.shape[1] == 20
     for (_, mine), (_, its) in zip(short, whole, strict=True):
         assert_close("scores", mine, its, 1e-5)
+
+
+def test_a_whole_text_is_a_prefill() -> None:
+    """Also where it is longer than the pot will be, with the question at its end."""
+    SEEN.clear()
+    config = PotConfig(policy=Watched(press=MeanQueryPress()), prefill="whole", **SIZES)
+    session = Session(MODEL, None, config)
+    session.append(random_ids(140, seed=5))
+    list(session.stream_ids([3, 4], pick=greedy, stop_ids=set(), max_tokens=1))
+    (seen, mine), *_ = SEEN
+    assert seen.index.shape[-1] == seen.hidden_states.shape[1] == 142
+    stock = in_stock(MeanQueryPress(), [*random_ids(140, seed=5), 3, 4])
+    assert_close("scores", mine, stock[0].float(), 1e-5)
+    SEEN.clear()
 
 
 def test_a_press_knows_how_much_stays() -> None:
