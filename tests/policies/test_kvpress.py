@@ -181,6 +181,28 @@ def test_a_whole_text_is_a_prefill() -> None:
     SEEN.clear()
 
 
+class TokenPress:
+    """Scores a token by its own hidden state, as KVzap does."""
+
+    def score(self, module, hidden_states, keys, values, attentions, kwargs) -> Tensor:
+        return hidden_states[..., 0][:, None].expand(-1, keys.shape[1], -1)
+
+
+def test_a_score_of_each_token_is_kept_with_its_entry() -> None:
+    """In the first layer hidden states depend on the token alone: the best of all that was read stay."""
+    policy = Press(press=TokenPress(), score_memory="once")
+    session = Session(MODEL, None, PotConfig(policy=policy, **SIZES))
+    ids = random_ids(300, seed=5)
+    session.append(ids)
+    read_before = 300 - session.pot.fresh.shape[1]
+    assert session.stats.distillations >= 3
+    with torch.no_grad():
+        states = LAYERS[0].input_layernorm(MODEL.model.embed_tokens(torch.tensor(ids)))[:, 0]
+    least = states[:read_before].topk(SIZES["distill_to"]).values.min()
+    for kept in session.pot.bounded[0].index[0]:
+        assert (states[kept.long()] >= least - 1e-5).all()
+
+
 def test_a_press_knows_how_much_stays() -> None:
     press = KnormPress()
     kept = []
