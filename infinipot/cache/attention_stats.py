@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from infinipot.scoring.representativeness import Scoring, received
+
+STORED = ("received", "queries", "hidden_states")
+"""What a layer stores of them."""
 
 
 @dataclass(frozen=True)
@@ -16,13 +20,16 @@ class AttentionStats:
 
     counts: whether to compute `received`, the sum of attention that each entry received since it
     was read, [B, H, P] float32. rows: number of newest tokens with stored `queries`, [B, H, at most
-    rows, D], before rotary embedding.
+    rows, D], before rotary embedding. hidden_rows: number of newest tokens with stored
+    `hidden_states`, [B, at most hidden_rows, hidden], as the attention module gets them.
     """
 
     counts: bool = False
     rows: int = 0
+    hidden_rows: int = 0
     received: Tensor | None = None
     queries: Tensor | None = None
+    hidden_states: Tensor | None = None
 
     def after(self, raw: Tensor, query: Tensor, key: Tensor, scoring: Scoring) -> AttentionStats:
         """The statistics after T more tokens. raw, query: their queries before and after rotation
@@ -34,12 +41,16 @@ class AttentionStats:
             if self.received is not None:
                 total[..., : self.received.shape[-1]] += self.received
         if self.rows:
-            if queries is None:
-                queries = raw
-            else:
-                queries = torch.cat((queries, raw), dim=2)
-            queries = queries[:, :, -self.rows :].clone()
+            queries = newest_rows(queries, raw, self.rows)
         return replace(self, received=total, queries=queries)
+
+    def with_hidden(self, states: Tensor) -> AttentionStats:
+        """The statistics with the hidden states of T more tokens [B, T, hidden]."""
+        if not self.hidden_rows:
+            return self
+        return replace(
+            self, hidden_states=newest_rows(self.hidden_states, states, self.hidden_rows)
+        )
 
     def select(self, indices: Tensor) -> AttentionStats:
         """The statistics after a distillation that keeps the entries at `indices` [B, K, C]."""
@@ -50,9 +61,15 @@ class AttentionStats:
         return replace(self, received=self.received.gather(2, rows))
 
     def state(self) -> dict[str, Tensor]:
-        return {
-            name: x for name in ("received", "queries") if (x := getattr(self, name)) is not None
-        }
+        return {name: x for name in STORED if (x := getattr(self, name)) is not None}
 
     def with_state(self, state: dict[str, Tensor]) -> AttentionStats:
-        return replace(self, received=state.get("received"), queries=state.get("queries"))
+        stored: dict[str, Any] = {name: state.get(name) for name in STORED}
+        return replace(self, **stored)
+
+
+def newest_rows(old: Tensor | None, new: Tensor, count: int) -> Tensor:
+    """The newest `count` rows, dimension -2, of the old ones followed by the new ones."""
+    if old is not None and new.shape[-2] < count:
+        new = torch.cat((old, new), dim=-2)
+    return new[..., -count:, :].clone()

@@ -154,13 +154,15 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
         self.peak = max(self.peak, peak)
 
     def note_attention(self, raw: Tensor, query: Tensor, key: Tensor, scoring: Scoring) -> None:
-        """Update the attention statistics with T new tokens.
-
-        raw, query: their queries before and after rotation, [B, H, T, D]. key: rotated keys of all
-        entries, [B, K, N, D].
-        """
+        """Update the attention statistics with T new tokens. raw, query: their queries before and after
+        rotation, [B, H, T, D]. key: rotated keys of all entries, [B, K, N, D]."""
         if self.attention_stats is not None:
             self.attention_stats = self.attention_stats.after(raw, query, key, scoring)
+
+    def note_hidden(self, states: Tensor) -> None:
+        """Remember the hidden states of T new tokens [B, T, hidden], if they are asked for."""
+        if self.attention_stats is not None:
+            self.attention_stats = self.attention_stats.with_hidden(states)
 
     def reserve(self, count: int) -> None:
         """Make sure of slots for `count` more entries. Raises PotOverflow beyond the size."""

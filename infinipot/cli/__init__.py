@@ -33,7 +33,11 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     with interrupts:
         try:
-            code = app(args or ["--help"], prog_name="infinipot", standalone_mode=False)
+            args = args or ["--help"]
+            commands = app
+            if args in (["--help"], ["-h"]):
+                commands = app.outline()
+            code = commands(args, prog_name="infinipot", standalone_mode=False)
             sys.stdout.flush()
             return int(code or 0)
         except (ClosedOutput, BrokenPipeError):

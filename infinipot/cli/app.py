@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,6 +44,33 @@ class App(typer.Typer):
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         settings = {"epilog": EPILOG, "cls": Command, "context_settings": CONTEXT, **settings}
         return super().command(name, **settings)
+
+    def outline(self) -> App:
+        """A twin whose commands have no options: help about all commands shows none, and options take
+        most of the time."""
+        twin = copy.copy(self)
+        twin.registered_commands = [named(command) for command in self.registered_commands]
+        twin.registered_groups = []
+        for group in self.registered_groups:
+            own = copy.copy(group)
+            if isinstance(own.typer_instance, App):
+                own.typer_instance = own.typer_instance.outline()
+            twin.registered_groups.append(own)
+        return twin
+
+
+def named(command: Any) -> Any:
+    """A command with the same name and help, and nothing else."""
+
+    def callback() -> None:
+        """Never called."""
+
+    functools.update_wrapper(callback, command.callback)
+    del callback.__wrapped__  # type: ignore[attr-defined]
+    callback.__annotations__ = {}
+    own = copy.copy(command)
+    own.callback = callback
+    return own
 
 
 app = App()

@@ -157,8 +157,8 @@ def serve(
         typer.Option(
             "--tool-parser",
             metavar="NAME",
-            help="How the model writes calls of functions: hermes (also Qwen), llama3, mistral, "
-            "gemma, gemma4, gpt_oss. [default: as its chat template shows]",
+            help="How the model writes calls of functions: hermes (also Qwen), qwen_xml "
+            "(Qwen3-Coder), llama3, mistral, gemma, gemma4, gpt_oss. [default: as its chat template shows]",
         ),
     ] = None,
     tool_template: Annotated[

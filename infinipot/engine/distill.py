@@ -17,10 +17,10 @@ from infinipot.cache.pot import Pot
 from infinipot.engine.cuda_graphs import graph_cache
 from infinipot.engine.observe import ByLayer, Suffix, Watcher
 from infinipot.engine.passes import Pass, Passes, read
-from infinipot.engine.plan import Plan
+from infinipot.engine.plan import LATE, Plan
 from infinipot.model.runner import ModelRunner
 from infinipot.parallel.ranks import on_all_ranks
-from infinipot.policies import Observation
+from infinipot.policies import Observation, Policy
 
 STACKED = frozenset({"catalyst", "novelty", "sentences"})
 """Needs of policies that may see several layers at once."""
@@ -103,6 +103,20 @@ def new_distiller(runner: ModelRunner, plan: Plan, ends: Tensor | None = None) -
     return Distiller(runner, plan, ends)
 
 
+def check_choice(policy: Policy, indices: Any, shape: tuple[int, ...]) -> None:
+    """Raise ValueError for a choice of another form: slots exist for all heads of a layer alike."""
+    if isinstance(indices, Tensor) and tuple(indices.shape) == shape:
+        return
+    given = f"a {type(indices).__name__}"
+    if isinstance(indices, Tensor):
+        given = f"shape {list(indices.shape)}"
+    raise ValueError(
+        f"policy {policy.name!r} chose indices of {given}: they must be a tensor "
+        f"[B, K, {shape[-1]}] = {list(shape)}, as all heads of a layer keep equally many entries; "
+        "layers may keep different numbers (layer_budget)"
+    )
+
+
 class Distiller:
     """Reads into pots of one model, and distils them by one plan."""
 
@@ -165,6 +179,7 @@ class Distiller:
             free = novelty[..., pot.pinned :].contiguous()
             layers = dataclasses.replace(layers, novelty=free)
         indices = policy.choose(layers, scores, budget)
+        check_choice(policy, indices, (*index.shape[:2], budget))
         head = torch.arange(pot.pinned, device=indices.device).expand(*indices.shape[:2], -1)
         past = None
         if scores is not None and self.plan.remembers:
@@ -224,7 +239,7 @@ class Distiller:
         """Whether the policy needs the catalyst's attention and no other, and all layers can remove
         the catalyst without a trace. Sliding windows and state-space layers cannot."""
         needs = self.plan.needs
-        alone = "catalyst" in needs and not {"replay", "newest", "queries", "received"} & needs
+        alone = "catalyst" in needs and not ({"replay"} | LATE) & needs
         return alone and all(type(layer) is PotLayer for layer in pot.layers)
 
     def passes(

@@ -213,6 +213,7 @@ class Watcher:
             keys=nothing,
             values=nothing,
             rotate=lambda: rotated_keys(layers, pot.pinned),
+            budget=own.budget,
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
@@ -247,6 +248,7 @@ class Watcher:
             rotate=lambda: layer.read_keys(0, layer.length)[:, :, free],
             rotate_to=partial(rotate_to, layer),
             position=layer.position,
+            budget=own.budget,
             index=index[..., free],
             sinks=own.sinks,
             recent=own.recent,
@@ -274,6 +276,8 @@ class Watcher:
             observed["sentences"] = self.sentences(pot)
         if "queries" in needs:
             observed["queries"] = layer.attention_stats.queries
+        if "hidden_states" in needs:
+            observed["hidden_states"] = layer.attention_stats.hidden_states
         if "module" in needs:
             observed["module"] = self.runner.attention_modules[number]
         return observed

@@ -19,7 +19,7 @@ from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
 from infinipot.scoring.selection import POOLINGS, apportion
 
-LATE = frozenset({"newest", "queries", "received"})
+LATE = frozenset({"newest", "queries", "hidden_states", "received"})
 """Needs of a policy for which layers keep attention statistics during reading."""
 
 
@@ -87,6 +87,10 @@ class Plan:
         smoothing = [policy.smoothing(budget, catalyst) for budget in budgets]
         other = config.policy.for_catalyst(other_kind(catalyst))
         other_smoothing = [other.smoothing(budget, other_kind(catalyst)) for budget in budgets]
+        whole = policy.bounded and config.prefill == "whole"
+        window = policy.window
+        if not whole:  # of more tokens than entries nothing is looked at
+            window = min(window, config.pot_size)
         replay_tokens = 0
         if "replay" in needs:
             replay_tokens = min(64, max(1, (config.pot_size - config.mean_budget) // 8))
@@ -96,10 +100,10 @@ class Plan:
             pot_size=config.pot_size,
             distill_to=config.mean_budget,
             chunk_tokens=config.chunk_tokens or 512,
-            whole=policy.bounded and config.prefill == "whole",
+            whole=whole,
             replay_tokens=replay_tokens,
             gqa=policy.gqa,
-            window=policy.window,
+            window=window,
             remembers=bool(policy.score_memory),
             once=policy.score_memory == "once",
             layers=tuple(map(partial(layer_plan, config), budgets, smoothing)),
@@ -163,7 +167,8 @@ def layer_plan(config: PotConfig, budget: int, smoothing: tuple[int, str]) -> La
 
 
 OBSERVABLE = (
-    "novelty", "catalyst", "received", "newest", "queries", "module", "replay", "sentences"
+    "novelty", "catalyst", "received", "newest", "queries", "hidden_states", "module", "replay",
+    "sentences",
 )  # fmt: skip
 
 
@@ -173,13 +178,13 @@ def checked_needs(policy: Policy) -> frozenset[str]:
     needs = frozenset(policy.needs())
     for name in needs:
         known(f"observation in the needs of policy {policy.name!r}:", name, OBSERVABLE)
-    windowed = [name for name in ("newest", "queries") if name in needs]
+    windowed = [name for name in ("newest", "queries", "hidden_states") if name in needs]
     if windowed and not (isinstance(policy.window, int) and policy.window >= 1):
         raise ValueError(
             f"policy {policy.name!r} needs {windowed[0]!r}, with window={policy.window!r}: "
             "give it an option `window`, a whole number of at least 1"
         )
-    if policy.stacks and {"queries", "module"} & needs:
+    if policy.stacks and {"queries", "hidden_states", "module"} & needs:
         raise ValueError(
             f"policy {policy.name!r} sees several layers at once, and queries and modules belong to one: "
             "leave `stacks` out"
@@ -226,7 +231,10 @@ def layout_of(config: PotConfig, plan: Plan) -> Layout:
         window = 0
         if {"newest", "queries"} & plan.needs:
             window = plan.window
-        attention_stats = AttentionStats("received" in plan.needs, window)
+        hidden_rows = 0
+        if "hidden_states" in plan.needs:
+            hidden_rows = plan.window
+        attention_stats = AttentionStats("received" in plan.needs, window, hidden_rows)
     layout = Layout(
         size=None,
         reset=config.context_reset,

@@ -62,14 +62,14 @@ def _attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
+    dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls."""
+    """The function that transformers calls. dropout: never used; by its place, as kvpress gives it."""
     if attention_mask is not None:  # not made by `_no_mask`, so by the module
         raise ValueError(
             f"{type(module).__name__} makes an attention mask of its own, which a pot cannot follow"
         )
-    options.pop("dropout", None)
     scaling = options.pop("scaling", None)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5

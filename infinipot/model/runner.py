@@ -20,6 +20,7 @@ from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, at_work
 from infinipot.model.forward import BatchedForward, Observer, PotForward, positions
 from infinipot.model.fused_norms import fused
+from infinipot.model.hidden_states import noted
 from infinipot.model.output import ModelOutput
 from infinipot.model.rope_probe import TOLERANCE, rotations
 from infinipot.model.shards import Shards
@@ -255,7 +256,8 @@ class ModelRunner(ModelOutput):
         worker: PotForward | BatchedForward = forwards[0]
         if len(pots) > 1:
             worker = BatchedForward(forwards, counts)
-        with at_work(self.model, worker), fused(self.norms):
+        hidden = noted(self.attention_modules, pots, counts)
+        with at_work(self.model, worker), fused(self.norms), hidden:
             output = self.model.base_model(
                 input_ids=ids,
                 position_ids=positions(pots, counts, ids.device),

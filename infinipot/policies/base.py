@@ -34,6 +34,8 @@ class Observation:
     newest           [B, K, P]     attention from the newest `window` tokens, summed
     queries          [B, H, W, D]  queries of the newest W tokens before rotary embedding, W at most `window` of
                                    the policy, H query heads; newest last
+    hidden_states    [B, W, hidden]  what the layer's attention module got for the newest W tokens, behind
+                                   its norm; W at most `window`
     module                         the layer's attention module, with its projections (transformers)
     replay           [B, K, P]     maximum attention from any row, while the text is read again
     sentences        [F]           number of the sentence of each token since the last distillation, int64
@@ -42,6 +44,7 @@ class Observation:
     window                         number of tokens in `newest`
     pool, pool_mode                smoothing of scores along the slots
     position                       position of the next token
+    budget                         number of entries to keep
     rotate_to(x, positions)        x [B, heads, N, D] with the rotary embedding of positions [N]
     mean_of_ranks(x)               mean of x over the processes that share out the heads (tensor parallelism)
 
@@ -57,6 +60,7 @@ class Observation:
     received: Tensor | None = None
     newest: Tensor | None = None
     queries: Tensor | None = None
+    hidden_states: Tensor | None = None
     module: nn.Module | None = None
     replay: Tensor | None = None
     sentences: Tensor | None = None
@@ -67,6 +71,7 @@ class Observation:
     pool: int = 0
     pool_mode: str = "avg"
     position: int = 0
+    budget: int = 0
     rotate_to: Callable[[Tensor, Tensor], Tensor] = field(default=lambda x, positions: x)
     mean_of_ranks: Callable[[Tensor], Tensor] = field(default=lambda x: x)
 
@@ -191,7 +196,7 @@ class Policy:
 
     def needs(self) -> frozenset[str]:
         """The fields of `Observation` to compute, of {"novelty", "catalyst", "received", "newest",
-        "queries", "module", "replay", "sentences"}."""
+        "queries", "hidden_states", "module", "replay", "sentences"}."""
         return frozenset()
 
     def default_recent(self, budget: int) -> int:

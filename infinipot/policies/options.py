@@ -89,7 +89,7 @@ class Scored(Ends):
             )
         if self.score_memory != "once":
             check_share("score_memory", self.score_memory, ", or 'once'")
-        elif "catalyst" not in self.needs() or "replay" in self.needs():
+        elif not {"catalyst", "hidden_states"} & self.needs() or "replay" in self.needs():
             raise ValueError(
                 "score_memory='once' goes by the catalyst's attention: use policy 'infinipot' with "
                 "novelty below 1"

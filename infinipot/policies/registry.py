@@ -135,15 +135,16 @@ def class_of(place: str, text: str) -> type[Policy]:
     return policy
 
 
-def literals(arguments: str, text: str) -> dict[str, Any]:
-    """`(alpha=0.3, beta=(1, 2))` -> values by name. Evaluates only literals."""
+def literals(arguments: str, text: str, option: str = "policy") -> dict[str, Any]:
+    """`(alpha=0.3, beta=(1, 2))` -> values by name. Evaluates only literals. text, option: for
+    errors."""
     try:
         call = ast.parse(f"f{arguments}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError("each option needs its name, in parentheses, as in Class(alpha=0.3)")
         return {str(keyword.arg): _literal(keyword) for keyword in call.keywords}
     except (SyntaxError, ValueError) as problem:
-        raise ValueError(f"policy {text!r} cannot be read: {problem}") from None
+        raise ValueError(f"{option} {text!r} cannot be read: {problem}") from None
 
 
 def _literal(keyword: ast.keyword) -> Any:

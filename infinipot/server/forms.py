@@ -173,7 +173,7 @@ def answer_form(
     marks = exchange.marks if exchange is not None else None
     reads = family is not None and (tools.choice != "none" or family.spells_reasoning)
     form = AnswerForm(
-        family if reads else None,
+        family.of_functions(tools.functions) if family is not None and reads else None,
         None if style.continues else marks,
         hides_reasoning=body.include_reasoning is False,
         single_call=not tools.several,

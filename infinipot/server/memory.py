@@ -130,7 +130,9 @@ def _records_bytes(layer: PotLayer, plan: Plan, size: int, budget: int) -> int:
         # place in the text int32, novelty float32, and the last score float32 if it is stored
         total += budget * layer.keys.shape[1] * (8 + 4 * plan.remembers)
     if layer.attention_stats is not None:
-        tokens = {"received": size, "queries": layer.attention_stats.rows}
-        for name, x in layer.attention_stats.state().items():
-            total += x.nbytes // x.shape[-1 if name == "received" else 2] * tokens[name] - x.nbytes
+        stats = layer.attention_stats
+        tokens = {"received": size, "queries": stats.rows, "hidden_states": stats.hidden_rows}
+        for name, x in stats.state().items():
+            rows = x.shape[-1 if name == "received" else -2]
+            total += x.nbytes // rows * min(tokens[name], size) - x.nbytes
     return total

@@ -48,7 +48,9 @@ def heads_of(pot: Pot, state: dict[str, Tensor]) -> set[str]:
         for number, layer in enumerate(pot.layers)
         if isinstance(layer, (PotLayer, WindowLayer))
     )
-    return {name for name in state if name.startswith(prefixes)}
+    return {
+        name for name in state if name.startswith(prefixes) and not name.endswith(".hidden_states")
+    }
 
 
 @on_all_ranks

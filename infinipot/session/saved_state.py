@@ -136,6 +136,9 @@ def pot_layer_forms(
         forms["received"] = (torch.float32, (1, queries, None))
     if stats is not None and stats.rows:
         forms["queries"] = (keys.dtype, (1, queries, None, keys.shape[3]))
+    if stats is not None and stats.hidden_rows:
+        hidden = reader.runner.sample["hidden"]
+        forms["hidden_states"] = (hidden.dtype, (1, None, hidden.shape[-1]))
     return forms
 
 
@@ -227,10 +230,14 @@ def check_pot_layer(
 
 
 def check_queries(layer: PotLayer, own: dict[str, Tensor]) -> None:
-    """Attention statistics have the queries of the newest tokens."""
-    if "queries" in own and layer.attention_stats is not None:
-        rows = own["queries"].shape[2]
-        require(1 <= rows <= layer.attention_stats.rows, f"a layer has queries of {rows} tokens")
+    """Attention statistics have the queries and hidden states of the newest tokens."""
+    stats = layer.attention_stats
+    if stats is None:
+        return
+    for name, most in (("queries", stats.rows), ("hidden_states", stats.hidden_rows)):
+        if name in own:
+            rows = own[name].shape[-2]
+            require(1 <= rows <= most, f"a layer has {name} of {rows} tokens")
 
 
 def check_places(index: Tensor, pinned: int, end: int, where: str) -> None:

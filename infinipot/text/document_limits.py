@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.message import EmailMessage
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
+
+if TYPE_CHECKING:
+    from email.message import EmailMessage
 
 MOST_UNPACKED = 1 << 28
 """Bytes of a document, unpacked, with all documents attached to it."""

@@ -124,3 +124,15 @@ def test_bad_use(run: Any, model: str, book: str, args: list[str], parts: list[s
     assert (code, out) == (2, ""), err
     one_line(err, *parts)
     assert not Path("x.pot").exists()
+
+
+def test_help_without_options_is_the_same(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands are built without their options only where none is shown."""
+    from infinipot.cli.app import app
+
+    assert run("--help")[1] == run()[1]
+    outlined = run("-h")[1]
+    capsys.readouterr()
+    app(["--help"], prog_name="infinipot", standalone_mode=False)
+    assert outlined == capsys.readouterr().out
+    assert "--pot-size" in run("generate", "--help")[1], "the commands themselves are as before"

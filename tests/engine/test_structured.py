@@ -136,6 +136,47 @@ def test_calls_of_every_family(session: Session, family: Any) -> None:
     assert ended
 
 
+def accepted(grammar: str, text: str) -> bool:
+    """Whether an answer may be this text."""
+    constraint = RULES.constraint(grammar)
+    for token in TOKENIZER.encode(text):
+        mask = torch.zeros((SIZE + 31) // 32, dtype=torch.int32)
+        constraint.fill(mask)
+        if not mask[token // 32] >> (token % 32) & 1:
+            return False
+        constraint.accept(token)
+    constraint.fill(mask.zero_())
+    return bool(mask[END // 32] >> (END % 32) & 1)
+
+
+def test_xml_values_follow_their_schema() -> None:
+    """Texts as they are, of any letters; others as JSON; what is not required may be left out."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "code": {"type": "string"},
+            "days": {"type": "integer", "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+        },
+        "required": ["code"],
+    }
+    family = FAMILIES["qwen_xml"]
+    grammar = RULES.calls(family, [Function("run", schema)], False)
+
+    def call(**values: str) -> str:
+        parts = [f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in values.items()]
+        return f"<tool_call>\n<function=run>\n{''.join(parts)}</function>\n</tool_call>"
+
+    assert accepted(grammar, call(code='if a < b:\n\n  print("</p>")'))
+    assert accepted(grammar, call(code="", days="7", unit="F"))
+    assert accepted(grammar, call(code="1", unit="C"))
+    for wrong in ({}, {"days": "7"}, {"code": "x", "days": "seven"}, {"code": "x", "unit": "K"}):
+        assert not accepted(grammar, call(**wrong))
+    schema["properties"]["code"]["pattern"] = "[a-z]"
+    with pytest.raises(ValueError, match="pattern of a text is not possible"):
+        RULES.calls(family, [Function("run", schema)], False)
+
+
 def test_what_is_no_token_is_letters() -> None:
     """Also with a tokenizer that gives the unknown token for it."""
     tokenizer = make_tokenizer(size=100)

@@ -264,6 +264,49 @@ print("<b>")
 """
 
 
+REASONS = """globalThis.bodies = []; fetch = ((real) => async (path, options = {}) => {
+  if (!String(path).endsWith("/v1/chat/completions")) return real(path, options);
+  bodies.push(JSON.parse(options.body));
+  const line = (delta, end = null) => `data: ${JSON.stringify({choices: [{delta, finish_reason: end}]})}\\n\\n`;
+  const parts = [line({reasoning_content: "Let me <b>see</b>. "}), line({reasoning_content: "Yes."})];
+  let pipe; const stream = new ReadableStream({start(own) { pipe = own; }}), text = new TextEncoder();
+  parts.forEach((part) => pipe.enqueue(text.encode(part)));
+  globalThis.finish = (said) => { pipe.enqueue(text.encode(line({content: said}, "stop") + "data: [DONE]\\n\\n")); pipe.close(); };
+  return new Response(stream);
+})(fetch)"""
+"""A server whose model reasons first, and answers when it is told to."""
+WIDE = "|" + "|".join(f"heading {n}" for n in range(30)) + "|\n|" + "-|" * 30 + "\n|" + "a b|" * 30
+
+
+@shown
+def test_reasoning_apart_and_wide_tables(tab: Page) -> None:
+    """Reasoning is open while the model reasons, closed above the answer, and not told to the model. A wide table scrolls."""
+    tab.run(REASONS)
+    ask(tab, "Why?")
+    tab.until(
+        "document.querySelector('.thought[open] div')?.textContent === 'Let me <b>see</b>. Yes.'"
+    )
+    tab.run(f"finish({json.dumps(WIDE)})")
+    tab.until(ANSWERS.format(1))
+    assert tab.run("document.querySelector('.thought').open") is False
+    assert texts(tab, ".thought summary") == ["Reasoning"]
+    assert "see" not in texts(tab, ".message.assistant .said")[0]
+    for width in (1280, 390):
+        tab.look(width, 800)
+        wide = "(e => e.scrollWidth > e.clientWidth + 500)(document.querySelector('.said table'))"
+        assert tab.run(wide), width
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth"), width
+        assert tab.run("(e => e.scrollWidth <= e.clientWidth)(document.getElementById('messages'))")
+    ask(tab, "And?")
+    tab.until("document.querySelectorAll('.thought[open]').length === 1")
+    tab.run("finish('So.')")
+    tab.until(ANSWERS.format(2))
+    assert (
+        tab.run("JSON.stringify(bodies[1].messages.map(Object.keys))")
+        == '[["role","content"],["role","content"],["role","content"]]'
+    )
+
+
 @shown
 def test_markdown_of_answers(server: Live, tab: Page) -> None:
     tab.run(FAKE % json.dumps(HOSTILE))

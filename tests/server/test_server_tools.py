@@ -95,7 +95,7 @@ def test_a_streamed_call(server: Live) -> None:
     assert {one.index for one in deltas} == {0}
     assert [one.id for one in deltas[1:]] == [None] * (len(deltas) - 1)
     assert set(json.loads("".join(one.function.arguments for one in deltas))) == {"unit", "days"}
-    assert len(deltas) > 3 or server.family == "gemma4"
+    assert len(deltas) > 3 or server.family in ("gemma4", "qwen_xml")  # values leave whole
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 

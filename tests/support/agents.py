@@ -42,6 +42,16 @@ HERMES = (
     "{% elif not (tools and m.role == 'system') %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{% endif %}"
 )
+QWEN_XML = (
+    "{% if tools %}<|system|>{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+    "{% for tool in tools %}{{ tool.function | tojson }}{% endfor %} Write <tool_call><function=name><parameter=key><|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|user|><tool_response>{{ m.content }}</tool_response><|end|>"
+    "{% elif m.tool_calls %}<|assistant|>{{ m.content }}{% for c in m.tool_calls %}<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}<|end|>"
+    "{% elif not (tools and m.role == 'system') %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 LLAMA3 = (
     "{% for m in messages %}{% if m.role == 'tool' %}<|ipython|>{{ m.content }}<|end|>"
     '{% elif m.tool_calls %}<|assistant|>{"name": "{{ m.tool_calls[0].function.name }}", "parameters": '
@@ -77,6 +87,7 @@ GPT_OSS = (
 )
 TEMPLATES = {
     "hermes": (HERMES, ()),
+    "qwen_xml": (QWEN_XML, ("<tool_call>", "</tool_call>")),
     "llama3": (LLAMA3, ("<|ipython|>",)),
     "mistral": (
         MISTRAL,

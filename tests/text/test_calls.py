@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infinipot.text.calls.base import Function
 from infinipot.text.calls.registry import FAMILIES, family_of
 from infinipot.text.reply import Reply, ReplyReader, reasoning_marks
 
@@ -35,6 +36,28 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         [],
     ),
     ("hermes", '<tool_call>{"name": "ping", "arguments": {}', "", [PING]),
+    (
+        "qwen_xml",
+        'I look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\nParis "the {city}" [1]\\\n</parameter>\n'
+        '<parameter=days>\n[1, 2.5]\n</parameter>\n<parameter=deep>\n{"x": null}\n</parameter>\n</function>\n'
+        "</tool_call>\n<tool_call>\n<function=ping>\n</function>\n</tool_call>\nDone",
+        "I look.Done",
+        [WEATHER, PING],
+    ),
+    ("qwen_xml", "<function=ping>\n</function>\n</tool_call>", "", [PING]),
+    (
+        "qwen_xml",
+        "<tool_call><function=f><parameter=code>\nif a < b:\n\n    '</parameter>'\n\n</parameter></function></tool_call>",
+        "",
+        [("f", {"code": "if a < b:\n\n    '</parameter>'\n"})],
+    ),
+    (
+        "qwen_xml",
+        "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx",
+        "",
+        [("f", {"a": 1, "b": "x"})],
+    ),
+    ("qwen_xml", "a <tool_call> b <function= c", "a <tool_call> b <function= c", []),
     ("llama3", '{"name": "ping", "parameters": {}}', "", [PING]),
     (
         "llama3",
@@ -131,6 +154,32 @@ def test_a_closing_mark_that_was_cut_is_no_text(cut: str) -> None:
     assert read("hermes", f"{call}\n</b>", 3).content == "Yes\n</b>"
 
 
+def test_the_schema_says_which_values_are_texts() -> None:
+    text = {"type": "string"}
+    properties = {
+        "zip": text,
+        "days": {"type": "integer"},
+        "when": {"anyOf": [text, {"type": "null"}]},
+        "sure": {"type": "boolean"},
+        "unit": {"enum": ["1", "2"]},
+        "place": {"$ref": "#/$defs/place"},
+        "any": {},
+    }
+    schema = {"type": "object", "properties": properties, "$defs": {"place": text}}
+    given = {
+        "zip": "01234", "days": "3", "when": "2026", "sure": "True", "unit": "1", "place": "[x]", "any": "[2]", "new": "no JSON"
+    }  # fmt: skip
+    parameters = "".join(f"<parameter={key}>\n{one}\n</parameter>\n" for key, one in given.items())
+    reader = ReplyReader(None, FAMILIES["qwen_xml"].of_functions([Function("f", schema)]).reader())
+    parts = [
+        *reader.push(f"<tool_call>\n<function=f>\n{parameters}</function>\n"),
+        *reader.push("", last=True),
+    ]
+    assert json.loads("".join(part.arguments for part in parts)) == {
+        "zip": "01234", "days": 3, "when": "2026", "sure": True, "unit": "1", "place": "[x]", "any": [2], "new": "no JSON"
+    }  # fmt: skip
+
+
 def test_arguments_leave_as_they_arrive() -> None:
     for family, text in (
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "'),
@@ -151,6 +200,7 @@ def test_arguments_leave_as_they_arrive() -> None:
     ("template", "family"),
     [
         ("{{ '<tool_call>' }}", "hermes"),
+        ("<tool_call> <function=", "qwen_xml"),
         ("<|python_tag|>", "llama3"),
         ("[AVAILABLE_TOOLS] [TOOL_CALLS] [", "mistral"),
         ("<start_function_call>", "gemma"),

@@ -15,7 +15,11 @@ function following(act) {
   if (follow) log.scrollTop = log.scrollHeight;
 }
 
-// The messages that the model is told.
+// What to say about an answer without text.
+const emptyOf = ({ cut, reasoning }) =>
+  reasoning ? [cut, "The model has ended within its reasoning: there is no answer"].filter(Boolean).join(" · ") : "The model has ended at once: the answer is empty";
+
+// The messages that the model is told: answers without their reasoning.
 const history = (messages) =>
   messages.filter((message) => !message.unread).map(({ role, content }) => ({ role, content }));
 
@@ -145,6 +149,10 @@ export class Chat {
       signal.throwIfAborted();
       if (event.comment) this.wait(message, event.comment);
       const [choice] = event.choices || [];
+      if (choice?.delta.reasoning_content) {
+        message.reasoning = (message.reasoning || "") + choice.delta.reasoning_content;
+        painter.paint();
+      }
       if (choice?.delta.content) {
         if (!message.content) messages.push(Object.assign(message, { cut: CUT }));
         message.content += choice.delta.content;
@@ -154,7 +162,7 @@ export class Chat {
       if (choice?.finish_reason) message.cut = choice.finish_reason === "length" ? "Cut at the limit of tokens (Settings)" : "";
       if (event.usage) message.usage = event.usage;
     }
-    if (!message.content) messages.push(Object.assign(message, { cut: "The model has ended at once: the answer is empty" }));
+    if (!message.content) messages.push(Object.assign(message, { cut: emptyOf(message) }));
     painter.end();
   }
 

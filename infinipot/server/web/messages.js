@@ -44,18 +44,31 @@ export class View {
     this.said = document.createElement("div");
     this.note = document.createElement("small");
     this.bar = document.createElement("div");
+    this.thought = document.createElement("details");
     this.said.className = "said";
     this.bar.className = "actions";
+    this.thought.className = "thought";
+    this.thought.append(Object.assign(document.createElement("summary"), { textContent: "Reasoning" }), document.createElement("div"));
     this.element.append(this.said, this.bar);
     this.draw();
   }
 
   draw() {
     const { role, content } = this.message;
+    this.drawReasoning();
     if (role === "assistant") this.said.replaceChildren(render(content));
     else this.said.textContent = content.slice(0, LONGEST);
     const more = role === "user" ? content.length - LONGEST : 0;
     if (more > 0) this.said.append(` … and ${plural(more, "character")} that the model is told, too`);
+  }
+
+  // Open while the model reasons, closed when it answers; afterwards as the reader leaves it.
+  drawReasoning() {
+    const { thought, said, message: { content, reasoning } } = this, stage = content ? "answers" : "reasons";
+    if (!reasoning) return;
+    if (!thought.isConnected) said.before(thought);
+    if (thought.dataset.stage !== stage) Object.assign(thought, { open: !content }).dataset.stage = stage;
+    thought.lastElementChild.textContent = reasoning;
   }
 
   // last: whether the conversation ends with it. waiting: what it waits for; null if for nothing.

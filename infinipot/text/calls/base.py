@@ -182,6 +182,10 @@ class Family(ABC):
         """Whether a chat template is one of this family."""
         return any(sign in template for sign in self.signs)
 
+    def of_functions(self, functions: Sequence[Function]) -> Family:
+        """The family for an answer that may call these functions."""
+        return self
+
     @abstractmethod
     def reader(self) -> CallReader:
         """A reader for one reply."""

@@ -9,12 +9,14 @@ from infinipot.text.calls.gpt_oss import GptOss
 from infinipot.text.calls.hermes import Hermes
 from infinipot.text.calls.llama3 import Llama3
 from infinipot.text.calls.mistral import Mistral
+from infinipot.text.calls.qwen_xml import QwenXml
 
 FAMILIES: dict[str, Family] = {
     "gpt_oss": GptOss(),
     "mistral": Mistral(),
     "gemma": Gemma("gemma", "<start_function_call>", "<end_function_call>", "<escape>"),
     "gemma4": Gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
+    "qwen_xml": QwenXml(),
     "hermes": Hermes(),
     "llama3": Llama3(),
 }
