@@ -296,7 +296,7 @@ def test_newest_tokens_of_a_file() -> None:
 
 def test_queries_and_windows_of_a_file() -> None:
     for rows, most, words in ((1, 8, ""), (8, 8, ""), (9, 8, "9"), (0, 8, "0")):
-        layer: Any = SimpleNamespace(attention_stats=SimpleNamespace(rows=most))
+        layer: Any = SimpleNamespace(attention_stats=SimpleNamespace(rows=most, hidden_rows=0))
         own = {"queries": torch.zeros(1, 4, rows, 16)}
         told = words and f"a layer has queries of {words} tokens"
         assert refusal(check_queries, layer, own) == told

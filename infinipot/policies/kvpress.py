@@ -107,7 +107,7 @@ def named_press(text: str) -> Any:
             "or give an object with its method `score`"
         ) from problem
     press_class = getattr(kvpress, name, None)
-    if not isinstance(press_class, type):
+    if not name.endswith("Press") or not isinstance(press_class, type):
         names = [each for each in vars(kvpress) if each.endswith("Press")]
         known("press", name, names)
         raise ValueError(f"press={text!r} is not allowed: kvpress has no class {name!r}")

@@ -27,7 +27,7 @@ from infinipot.policies import POLICIES
         (["--policy", "sirllm", "--pool", "7"], ["--pool does nothing with policy sirllm"]),
         (
             ["--policy", "h2o", "--catalyst", "general"],
-            ["--catalyst does nothing with policy h2o", "(infinipot, kvzip)"],
+            ["--catalyst does nothing with policy h2o", "(infinipot, relevance, kvzip)"],
         ),
     ],
 )

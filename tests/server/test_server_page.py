@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -110,6 +111,7 @@ def ask(page: Page, question: str, answers: int = 0) -> None:
 
 
 def reload(page: Page) -> None:
+    time.sleep(0.5)  # the browser writes in the background what was typed just now
     page.go(page.run("location.href"))
     page.until(READY)
 
