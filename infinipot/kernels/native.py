@@ -182,9 +182,10 @@ def products(x: Tensor, numbers: Tensor, scale: Tensor, low: Tensor | None) -> T
     return y
 
 
-def unpack(numbers: Tensor, scale: Tensor, low: Tensor | None, out: Tensor) -> None:
-    """Write the weights of N outputs into out [N, 32 G], float32 and contiguous."""
+def unpack(part: tuple[Tensor, Tensor, Tensor | None], out: Tensor) -> None:
+    """Write the weights of N outputs, as for `products`, into out [N, 32 G], float32 and contiguous."""
     functions = library()
     assert functions is not None
+    numbers, scale, low = part
     tensors = addresses(numbers, scale, low, out)
     functions.unpack(*tensors, *scale.shape, torch.get_num_threads())

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
-from infinipot.model.groups import AT_ONCE, GROUP, GroupedWeight, attach, can_hold, quantise
+from infinipot.model.groups import GROUP, GroupedWeight, attach, can_hold, quantise, slices
 from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
 
 Kind = GGMLQuantizationType
@@ -63,10 +63,9 @@ def in_groups(file: GGUFFile, name: str, bits: int) -> GroupedWeight:
     entry = file.tensors[name]
     outputs, width = entry.shape
     weight = GroupedWeight.empty((outputs, width), bits, torch.device("cpu"))
-    rows = max(1, AT_ONCE // width)
-    for start in range(0, outputs, rows):
-        content = file.rows(name, start, min(start + rows, outputs))
-        weight.put(start, converted(content, entry.kind, bits))
+    for rows in slices(outputs, width, weight.device):
+        content = file.rows(name, rows.start, rows.stop)
+        weight.put(rows.start, converted(content, entry.kind, bits))
     return weight
 
 

@@ -3,13 +3,14 @@ least value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from infinipot.kernels import groups as kernels
 from infinipot.kernels import native
 
 GROUP = 32
@@ -17,14 +18,16 @@ KINDS = {"int8": 8, "int4": 4}
 BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
 OTHER_BLOCK = 1 << 26
+"""As many as the largest layer of an 8B model has: cuBLAS is slower with a part of its outputs."""
 LEAST_ROWS = 256
 """Rows of a block at least: torch's product of fewer is slow."""
 SHRUNK = (1.0, 0.9)
 """Parts of a group's range that are tried for four bits; the least error wins."""
 LEAST_SCALE = 2.0**-24
 """The smallest float16 above 0."""
-AT_ONCE = 1 << 18
-"""Weights that are quantised at a time."""
+AT_ONCE = {"cpu": 1 << 18}
+"""Weights that are quantised at a time, by kind of device."""
+OTHER_AT_ONCE = 1 << 23
 
 
 class GroupedWeight(nn.Module):
@@ -67,9 +70,8 @@ class GroupedWeight(nn.Module):
         """A weight [N, K] of floating-point numbers, rounded."""
         outputs, width = weight.shape
         made = cls.empty((outputs, width), bits, weight.device)
-        rows = max(1, AT_ONCE // width)
-        for start in range(0, outputs, rows):
-            made.put(start, quantise(weight[start : start + rows], bits))
+        for rows in slices(outputs, width, weight.device):
+            made.put(rows.start, quantise(weight[rows], bits))
         return made
 
     def put(self, start: int, tensors: tuple[Tensor, Tensor, Tensor | None]) -> None:
@@ -113,6 +115,9 @@ class GroupedWeight(nn.Module):
     def linear(self, x: Tensor, bias: Tensor | None = None, rows: slice = slice(None)) -> Tensor:
         """x [..., K] times these rows of the weight, plus the bias -> [..., rows]."""
         flat = x.reshape(-1, self.width)
+        if kernels.supports(x) and len(flat) <= kernels.few(flat):
+            y = kernels.products(flat, self.part(rows), bias)
+            return y.view(*x.shape[:-1], y.shape[-1])
         if self.width % GROUP:
             flat = F.pad(flat, (0, GROUP - self.width % GROUP))
         on_cpu = x.device.type == "cpu"
@@ -127,27 +132,54 @@ class GroupedWeight(nn.Module):
         return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
 
     def _in_blocks(self, x: Tensor, rows: slice) -> Tensor:
-        """x [M, 32 G] times the weights, unpacked block by block."""
+        """x [M, 32 G] times the weights, unpacked block by block.
+
+        All blocks go through the same memory. It is torch's: the next layer gets it again, in the
+        order of the stream, and recordings have one that they share. A buffer of our own could be
+        overwritten on another stream.
+        """
         first, stop, _ = rows.indices(self.scale.shape[0])
-        count = max(LEAST_ROWS, BLOCK.get(x.device.type, OTHER_BLOCK) // x.shape[1])
-        parts = []
+        count = block_rows(x.shape[1], x.device)
+        unpack = unpacker(x)
         room = None
-        if native.fits(x):
-            room = torch.empty(min(count, stop - first), x.shape[1])
+        if unpack is not None:
+            room = x.new_empty(min(count, stop - first), x.shape[1])
+        parts = []
         for start in range(first, stop, count):
             part = self.part(slice(start, min(start + count, stop)))
-            if room is None:
+            if unpack is None or room is None:
                 weights = unpacked(*part).to(x.dtype)
             else:
                 weights = room[: part[1].shape[0]]
-                native.unpack(*part, weights)
+                unpack(part, weights)
             parts.append(F.linear(x, weights))
-        return torch.cat(parts, dim=1)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows of the weight, as an embedding gives them: [..., K]."""
         rows = self.dequantize(ids.reshape(-1)).to(self.dtype)
         return rows.view(*ids.shape, self.width)
+
+
+def slices(outputs: int, width: int, device: torch.device) -> Iterator[slice]:
+    """Rows of a weight [N, K] that are quantised at a time."""
+    rows = max(1, AT_ONCE.get(device.type, OTHER_AT_ONCE) // width)
+    for start in range(0, outputs, rows):
+        yield slice(start, min(start + rows, outputs))
+
+
+def unpacker(x: Tensor) -> Callable[[kernels.Part, Tensor], None] | None:
+    """What writes unpacked weights for x into memory that is there; None: nothing for this device."""
+    if kernels.supports(x):
+        return kernels.unpack
+    if native.fits(x):
+        return native.unpack
+    return None
+
+
+def block_rows(width: int, device: torch.device) -> int:
+    """Rows of `width` weights that are unpacked at a time."""
+    return max(LEAST_ROWS, BLOCK.get(device.type, OTHER_BLOCK) // width)
 
 
 def unpacked(numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:

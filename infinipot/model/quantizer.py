@@ -15,13 +15,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from infinipot.checks import known
 from infinipot.model.groups import (
-    AT_ONCE,
     GROUP,
     KINDS,
     GroupedWeight,
     attach,
     can_hold,
     quantise,
+    slices,
     weights_in_groups,
 )
 from infinipot.model.stored import StoredTensor
@@ -129,10 +129,8 @@ def in_groups(value: Any, bits: int) -> GroupedWeight:
         return GroupedWeight.of(value, bits)
     outputs, width = value.shape
     weight = GroupedWeight.empty((outputs, width), bits, torch.device("cpu"))
-    rows = max(1, AT_ONCE // width)
-    for start in range(0, outputs, rows):
-        part = value.rows(start, min(start + rows, outputs))
-        weight.put(start, quantise(part, bits))
+    for rows in slices(outputs, width, weight.device):
+        weight.put(rows.start, quantise(value.rows(rows.start, rows.stop), bits))
     return weight
 
 

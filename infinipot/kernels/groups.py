@@ -1,0 +1,138 @@
+"""Calls of the Triton kernels for weights in groups, for CUDA devices.
+
+The twin in plain torch is `model.groups.unpacked` with `F.linear`; tests compare them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on, run
+
+Part = tuple[Tensor, Tensor, Tensor | None]
+"""Some rows of a weight, as `model.groups.GroupedWeight` holds them: numbers [N, G, 32] int8 or [N, G,
+16] uint8, scale [N, G] float16, and the least values, or None for eight bits. All are contiguous."""
+
+FEW = 64
+"""Up to so many rows of x, `products` is faster than to unpack the weights for torch's own product."""
+ALONE = 2
+"""Up to so many rows, each is multiplied by itself (`row_product`): in the number of tokens of a step
+of answering that reads the weights from the GPU's cache faster than tensor cores take them."""
+ALONE_FLOAT32 = 16
+"""The same in float32, for which there are no tensor cores. More rows are read with unpacked weights."""
+PROGRAMS = 1056
+"""Programs that keep a large GPU busy: eight for each of 132 multiprocessors."""
+QUADS = 128
+"""Units of 16 bytes of a weight's row that `row_product` reads at a time."""
+OUTPUTS = 64
+"""Outputs of a program of `tile_product`."""
+GROUPS = 4
+"""Groups of a weight's row that `tile_product` reads at a time, in four bits; in eight half of them."""
+SHARES = 16
+"""Most shares into which `tile_product` splits the groups of a row."""
+UNPACKED = 128
+"""Groups that a program of `unpack` writes."""
+ONE = 0x3F800000
+"""The bits of 1.0."""
+JOINED = 1024
+"""Elements that a program of `join` adds."""
+
+
+def supports(x: Tensor) -> bool:
+    """Whether these kernels run for activations of this kind: on a GPU, and without a gradient."""
+    floats = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    learns = x.requires_grad and torch.is_grad_enabled()
+    return x.is_cuda and floats and not learns and available()
+
+
+def few(x: Tensor) -> int:
+    """The most rows of x for which `products` is meant."""
+    if x.dtype == torch.float32:
+        return ALONE_FLOAT32
+    return FEW
+
+
+def products(x: Tensor, part: Part, bias: Tensor | None = None) -> Tensor:
+    """x [M, K] times the weights of N outputs, plus the bias [N] -> [M, N] of x's type.
+
+    K is at most 32 G. Sums are float32. A row's result does not depend on the other rows, as long as
+    their number stays on the same side of ALONE; on the two sides it differs by rounding: more
+    rows take weights that are rounded to x's type.
+    """
+    x = dense_rows(x)
+    outputs = part[1].shape[0]
+    out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    if x.dtype == torch.float32 or x.shape[0] <= ALONE:
+        _row_products(x, part, bias, out)
+    else:
+        _tile_products(x, part, bias, out)
+    return out
+
+
+def _row_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> None:
+    from infinipot.kernels import group_kernels
+
+    numbers, scale, low = part
+    outputs, groups = scale.shape
+    tile = max(2, min(16, next_power_of_2(outputs // PROGRAMS)))
+    words = numbers.view(torch.int32)
+    quads = min(QUADS, next_power_of_2(words.shape[1] * words.shape[2] // 4))
+    grid = (-(-outputs // tile), x.shape[0])
+    with on(x):
+        group_kernels.row_product[grid](
+            *(x, words, scale, low, bias, out),
+            *(outputs, x.shape[1], groups),
+            *(x.stride(0), out.stride(0), ONE),
+            *(tile, quads),
+        )
+
+
+def _tile_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> None:
+    from infinipot.kernels import group_kernels
+
+    numbers, scale, low = part
+    rows, width = x.shape
+    outputs, groups = scale.shape
+    tiles = -(-outputs // OUTPUTS)
+    block = GROUPS
+    if low is None:
+        block //= 2
+    height = max(16, min(64, next_power_of_2(rows)))
+    share, parts = shares(groups, block, tiles)
+    target = out
+    if parts > 1:
+        target = torch.empty(parts, rows, outputs, dtype=torch.float32, device=x.device)
+    own_bias = bias
+    if parts > 1:
+        own_bias = None
+    with on(x):
+        args = (
+            *(x, numbers, scale, low, own_bias, target),
+            *(rows, outputs, width, groups, share, x.stride(0)),
+            *(OUTPUTS, height, block),
+        )
+        form = (x.dtype, low is None, height)
+        run(group_kernels.tile_product, (tiles, parts, -(-rows // height)), args, form)
+        if parts > 1:
+            grid = (-(-out.numel() // JOINED),)
+            group_kernels.join[grid](target, bias, out, outputs, out.numel(), parts, JOINED)
+
+
+def shares(groups: int, block: int, tiles: int) -> tuple[int, int]:
+    """Groups in a share, a multiple of `block`, and the number of shares. They do not depend on the
+    number of rows."""
+    steps = -(-groups // block)
+    parts = max(1, min(SHARES, steps // 2, PROGRAMS // tiles))
+    share = -(-steps // parts)
+    return share * block, -(-steps // share)
+
+
+def unpack(part: Part, out: Tensor) -> None:
+    """Write the weights of N outputs into out [N, 32 G], contiguous, rounded to its type."""
+    from infinipot.kernels import group_kernels
+
+    numbers, scale, low = part
+    count = scale.numel()
+    with on(out):
+        group_kernels.unpack[(-(-count // UNPACKED),)](numbers, scale, low, out, count, UNPACKED)
