@@ -3,10 +3,13 @@ alone and together, in one warm process. `infinipot bench` compares; this shows 
 
     python benchmarks/engine_speed.py [SHAPE] [--lengths 8192,32768] [--batches 1,8,64] [--shares]
                                       [--tensor-parallel N | --spread]
+                                      [--weights int4] [--memory 8GB]
 
 SHAPE: a model with random weights, from `infinipot.bench.shapes.SHAPES`. Each length is read twice,
 since the first reading makes the recordings; the peak is that of the second, on the first GPU. --shares: how much of the
-kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty.
+kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty. --weights: keeps them in groups. --memory:
+as if the first GPU had no more; the peak of the whole program is what torch reserved, from making the model on. What does not fit is null.
+For an 8B model on a card of 8 GB: `engine_speed.py --weights int4 --memory 8GB --lengths 8192,32768,131072 --batches 1,8 --pot-size 2048`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from machine import keep
@@ -22,7 +26,9 @@ from transformers import PreTrainedModel
 
 from infinipot import PotConfig, Session
 from infinipot.bench.shapes import SHAPES, shaped
+from infinipot.cli.plan import memory_bytes
 from infinipot.engine.sampling import Sampler
+from infinipot.machine import out_of_memory
 from infinipot.model.runner import ModelRunner
 from infinipot.parallel.followers import load_on_all_ranks
 from infinipot.sampling import Sampling
@@ -31,6 +37,7 @@ from infinipot.server.step import step
 CATALYST = 30
 PROMPT = 5
 WARM_STEPS = 5
+T = TypeVar("T")
 
 
 def clock(device: torch.device) -> float:
@@ -40,12 +47,35 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def made(shape: str, device: torch.device, count: int, spread: bool) -> PreTrainedModel:
-    """A model with random weights: in this process, or over `count` processes."""
+def made(args: argparse.Namespace, device: torch.device) -> PreTrainedModel:
+    """A model with random weights: in this process, or over several."""
+    shape = args.shape
+    count = args.tensor_parallel
     if count == 1:
-        return shaped(shape, device=device, spread=spread)
+        return shaped(shape, device=device, spread=args.spread, weights=args.weights)
     maker = "infinipot.bench.shapes:shaped_shards"
     return load_on_all_ranks(maker, (shape, torch.bfloat16), count, device)
+
+
+def limited(memory: str | None, device: torch.device) -> None:
+    """Let this process take no more of the GPU's memory."""
+    if memory is None:
+        return
+    size = memory_bytes(memory)
+    if device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, size / whole), device)
+
+
+def or_none(work: Callable[[], T]) -> T | None:
+    """The result, or None if the memory is short."""
+    try:
+        return work()
+    except RuntimeError as problem:
+        if not out_of_memory(problem):
+            raise
+        print(f"out of memory: {str(problem).splitlines()[0]}")
+    return None
 
 
 def reading(runner: ModelRunner, config: PotConfig, ids: list[int]) -> tuple[float, int]:
@@ -129,9 +159,14 @@ def main() -> None:
     parser.add_argument("--shares", action="store_true")
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--spread", action="store_true", help="share layers out over all GPUs")
+    parser.add_argument("--weights", choices=("int8", "int4"))
+    parser.add_argument("--memory", help="of the first GPU, such as 8GB")
     args = parser.parse_args()
+    if args.weights and (args.tensor_parallel > 1 or args.spread):
+        parser.error("--weights is for one GPU")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    runner = ModelRunner(made(args.shape, device, args.tensor_parallel, args.spread))
+    limited(args.memory, device)
+    runner = ModelRunner(made(args, device))
     config = PotConfig(pot_size=args.pot_size)
     chance = random.Random(0)
     read: dict[str, list[float]] = {}
@@ -144,17 +179,22 @@ def main() -> None:
     session = Session(runner, None, config)
     ids = chance.choices(range(runner.vocabulary), k=2 * args.pot_size)
     session.append(ids, question=ids[:CATALYST])
-    answered = {
-        count: round(answering(session, int(count), args.steps))
-        for count in args.batches.split(",")
-    }
+    answered: dict[str, int | None] = {}
+    for count in args.batches.split(","):
+        speed = or_none(lambda count=count: answering(session, int(count), args.steps))
+        answered[count] = speed and round(speed)
     record = {
         "arguments": vars(args),
         "reading_tps": read,
         "peak_bytes": peaks,
         "answering_tps": answered,
         "pot_bytes": session.stats.pot_bytes,
+        "weight_bytes": sum(
+            one.nbytes for one in (*runner.model.parameters(), *runner.model.buffers())
+        ),
     }
+    if device.type == "cuda":
+        record["reserved_peak_bytes"] = torch.cuda.max_memory_reserved(device)
     if args.shares:
         record["shares"] = shares(session, ids)
     keep("engine_speed", record)

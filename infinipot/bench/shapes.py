@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from infinipot.checks import known
+from infinipot.model.groups import GroupedWeight, quantise, slices
+from infinipot.model.quantizer import quantise_model
 from infinipot.model.shards import served
 
 _WIDTHS = (
@@ -37,6 +40,10 @@ SHAPES: dict[str, tuple[str, tuple[int, ...], float, bool]] = {
 input and output embeddings are shared."""
 
 
+DEVIATION = 0.02
+"""Of the random weights."""
+
+
 def shape_config(name: str) -> Any:
     known("shape", name, SHAPES)
     kind, widths, theta, tied = SHAPES[name]
@@ -53,15 +60,27 @@ def shape_config(name: str) -> Any:
 
 
 def shaped(
-    name: str, *, device: torch.device, dtype: torch.dtype = torch.bfloat16, spread: bool = False
+    name: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    spread: bool = False,
+    weights: str | None = None,
 ) -> PreTrainedModel:
     """A model of this shape with random weights, in eval mode.
 
     Every weight is created on its own device and in its own type, so there is never a larger copy.
-    spread: distribute the layers evenly over all GPUs.
+    spread: distribute the layers evenly over all GPUs. weights: int8, int4 or auto makes them in
+    groups; not together with spread.
     """
+    if weights and spread:
+        raise ValueError(f"weights={weights!r} is for a model on one device: leave it out, or spread")
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)
+    if weights:
+        random = torch.Generator(device).manual_seed(0)
+        model.tie_weights()
+        quantise_model(model, weights, partial(_in_groups, device, random))
     places: dict[str, Any] = {"": device}
     if spread:
         whole = list(model._no_split_modules)
@@ -75,7 +94,8 @@ def shaped(
         random = generators.setdefault(place, torch.Generator(place).manual_seed(0))
         value = _weight(label, weight, place, dtype, random)
         set_module_tensor_to_device(model, label, place, value=value)
-    model.tie_weights()
+    if not weights:  # groups are shared already
+        model.tie_weights()
     if spread:
         model = dispatch_model(model, places)
     else:
@@ -116,6 +136,18 @@ def _place(label: str, places: dict[str, Any]) -> torch.device:
     raise KeyError(label)
 
 
+def _in_groups(
+    device: torch.device, random: torch.Generator, like: torch.Tensor, bits: int
+) -> GroupedWeight:
+    """A weight of this shape, quantised a few rows at a time."""
+    outputs, width = like.shape
+    weight = GroupedWeight.empty((outputs, width), bits, device)
+    for rows in slices(outputs, width, device):
+        part = torch.empty(rows.stop - rows.start, width, device=device)
+        weight.put(rows.start, quantise(part.normal_(0.0, DEVIATION, generator=random), bits))
+    return weight
+
+
 def _weight(
     label: str, like: torch.Tensor, place: torch.device, dtype: torch.dtype, random: torch.Generator
 ) -> torch.Tensor:
@@ -123,4 +155,4 @@ def _weight(
     value = torch.empty(like.shape, dtype=dtype, device=place)
     if value.dim() == 1:
         return value.fill_(0.0 if label.endswith("bias") else 1.0)
-    return value.normal_(0.0, 0.02, generator=random)
+    return value.normal_(0.0, DEVIATION, generator=random)

@@ -170,18 +170,26 @@ def load(options: CommandOptions, model: str) -> Any:
     """A model by name, or a shape with random weights."""
     from infinipot.bench.shapes import SHAPES, shaped
     from infinipot.model import load
-    from infinipot.model.quantizer import quantise_model
 
     if model in SHAPES:
         device = load.best_device(options["device"] or "auto")
         dtype = load.best_dtype(options["dtype"] or "bfloat16", device)
         count = options["tensor_parallel"]
+        several = "tensor-parallel" if count is not None else "spread"
+        if options["weights"] and (count is not None or options["spread"]):
+            raise BadUse(
+                f"--weights {options['weights']} is for a model on one device: leave it out, or "
+                f"--{several}"
+            )
         if count is not None:
             return shaped_out(model, dtype, count, device)
-        made = shaped(model, device=device, dtype=dtype, spread=bool(options["spread"]))
-        if options["weights"]:
-            quantise_model(made, options["weights"])
-        return made
+        return shaped(
+            model,
+            device=device,
+            dtype=dtype,
+            spread=bool(options["spread"]),
+            weights=options["weights"],
+        )
     names = ", ".join(SHAPES)
     near = difflib.get_close_matches(model, SHAPES, n=1, cutoff=0.8)
     if near and not Path(model).exists():

@@ -3,10 +3,11 @@ were saved."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -214,9 +215,13 @@ def bits_by_module(model: PreTrainedModel) -> dict[str, int]:
     }
 
 
-def quantise_model(model: PreTrainedModel, weights: str) -> None:
+def quantise_model(
+    model: PreTrainedModel,
+    weights: str,
+    make: Callable[[Tensor, int], GroupedWeight] = GroupedWeight.of,
+) -> None:
     """Put the weights of a model in memory into groups, one after the other. weights: int8, int4, or
-    auto, which is int8."""
+    auto, which is int8. make: gives the groups of a weight in so many bits."""
     weights = kind_of(weights)
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
@@ -225,7 +230,7 @@ def quantise_model(model: PreTrainedModel, weights: str) -> None:
     while owners:
         plain, modules = owners.popitem()
         bits = max(bits_of(model, module, weights) for module in modules)
-        weight = GroupedWeight.of(plain.detach(), bits)
+        weight = make(plain.detach(), bits)
         for module in modules:
             attach(module, weight)
     model.all_tied_weights_keys.clear()
