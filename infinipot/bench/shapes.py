@@ -74,7 +74,9 @@ def shaped(
     groups; not together with spread.
     """
     if weights and spread:
-        raise ValueError(f"weights={weights!r} is for a model on one device: leave it out, or spread")
+        raise ValueError(
+            f"weights={weights!r} is for a model on one device: leave it out, or spread"
+        )
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(shape_config(name), dtype=dtype)
     if weights:

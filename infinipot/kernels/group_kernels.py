@@ -53,8 +53,8 @@ def row_product(
     quads: tl.constexpr,
 ):
     """One row of x times a tile of outputs, in float32. `quads` of each output are read at a time."""
-    n = tl.program_id(0) * tile + tl.arange(0, tile)
-    x += tl.program_id(1).to(tl.int64) * step
+    n = tl.program_id(1) * tile + tl.arange(0, tile)
+    x += tl.program_id(0).to(tl.int64) * step
     per: tl.constexpr = 2 if low is None else 1
     count = groups * per
     word = tl.arange(0, 4 * quads)
@@ -93,21 +93,20 @@ def row_product(
             mass = ((a0 + a1) + (a2 + a3)) + ((b0 + b1) + (b2 + b3))
             part -= mass
             dots = tl.sum(tl.reshape(part, (tile, quads, 4)), axis=2)
-            mass = tl.sum(tl.reshape(tl.broadcast_to(mass, (tile, 4 * quads)), (tile, quads, 4)), axis=2)
+            mass = tl.broadcast_to(mass, (tile, 4 * quads))
+            mass = tl.sum(tl.reshape(mass, (tile, quads, 4)), axis=2)
             total += (s * 16.0) * dots + m * mass
     y = tl.sum(total, axis=1)
     if bias is not None:
         y += tl.load(bias + n, mask=n < outputs, other=0.0).to(tl.float32)
-    out += tl.program_id(1).to(tl.int64) * out_step
+    out += tl.program_id(0).to(tl.int64) * out_step
     tl.store(out + n, y.to(out.dtype.element_ty), mask=n < outputs)
 
 
 @triton.jit
 def spread(x, rows: tl.constexpr, count: tl.constexpr, times: tl.constexpr):
     """x [rows, count] with each column `times` times."""
-    return tl.reshape(
-        tl.broadcast_to(x[:, :, None], (rows, count, times)), (rows, count * times)
-    )
+    return tl.reshape(tl.broadcast_to(x[:, :, None], (rows, count, times)), (rows, count * times))
 
 
 @triton.jit(do_not_specialize=["rows", "outputs", "share"])

@@ -15,28 +15,35 @@ Part = tuple[Tensor, Tensor, Tensor | None]
 16] uint8, scale [N, G] float16, and the least values, or None for eight bits. All are contiguous."""
 
 FEW = 64
-"""Up to so many rows of x, `products` is faster than to unpack the weights for torch's own product."""
+"""Up to so many rows of x, `products` is meant to be faster than to unpack the weights for torch's own
+product (`benchmarks/gpu_weight_kernels.py` measures both)."""
 ALONE = 2
-"""Up to so many rows, each is multiplied by itself (`row_product`): in the number of tokens of a step
-of answering that reads the weights from the GPU's cache faster than tensor cores take them."""
-ALONE_FLOAT32 = 16
-"""The same in float32, for which there are no tensor cores. More rows are read with unpacked weights."""
-PROGRAMS = 1056
-"""Programs that keep a large GPU busy: eight for each of 132 multiprocessors."""
+"""Up to so many rows, `row_product` multiplies each by itself. The weights come from the GPU's cache
+for all but the first."""
+FLOAT32_ALONE = 16
+"""The same in float32, for which there are no tensor cores; more rows take unpacked weights."""
+ROW_PROGRAMS = 1056
+"""Programs of `row_product` that keep a large GPU busy: eight for each of 132 multiprocessors."""
+MOST_OUTPUTS = 8
+"""Most outputs of a program of `row_product`. More do not fit into its registers."""
 QUADS = 128
 """Units of 16 bytes of a weight's row that `row_product` reads at a time."""
+ROW_WARPS = 4
+PROGRAMS = 528
+"""Programs of `tile_product` that keep a large GPU busy."""
 OUTPUTS = 64
 """Outputs of a program of `tile_product`."""
 GROUPS = 4
 """Groups of a weight's row that `tile_product` reads at a time, in four bits; in eight half of them."""
 SHARES = 16
 """Most shares into which `tile_product` splits the groups of a row."""
+TILE_WARPS = 4
 UNPACKED = 128
 """Groups that a program of `unpack` writes."""
-ONE = 0x3F800000
-"""The bits of 1.0."""
 JOINED = 1024
 """Elements that a program of `join` adds."""
+ONE = 0x3F800000
+"""The bits of 1.0."""
 
 
 def supports(x: Tensor) -> bool:
@@ -49,7 +56,7 @@ def supports(x: Tensor) -> bool:
 def few(x: Tensor) -> int:
     """The most rows of x for which `products` is meant."""
     if x.dtype == torch.float32:
-        return ALONE_FLOAT32
+        return FLOAT32_ALONE
     return FEW
 
 
@@ -75,16 +82,17 @@ def _row_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> No
 
     numbers, scale, low = part
     outputs, groups = scale.shape
-    tile = max(2, min(16, next_power_of_2(outputs // PROGRAMS)))
+    tile = max(2, min(MOST_OUTPUTS, next_power_of_2(outputs // ROW_PROGRAMS)))
     words = numbers.view(torch.int32)
     quads = min(QUADS, next_power_of_2(words.shape[1] * words.shape[2] // 4))
-    grid = (-(-outputs // tile), x.shape[0])
+    grid = (x.shape[0], -(-outputs // tile))
     with on(x):
         group_kernels.row_product[grid](
             *(x, words, scale, low, bias, out),
             *(outputs, x.shape[1], groups),
             *(x.stride(0), out.stride(0), ONE),
             *(tile, quads),
+            num_warps=ROW_WARPS,
         )
 
 
@@ -113,10 +121,11 @@ def _tile_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> N
             *(OUTPUTS, height, block),
         )
         form = (x.dtype, low is None, height)
-        run(group_kernels.tile_product, (tiles, parts, -(-rows // height)), args, form)
+        grid = (tiles, parts, -(-rows // height))
+        run(group_kernels.tile_product, grid, args, form, num_warps=TILE_WARPS)
         if parts > 1:
-            grid = (-(-out.numel() // JOINED),)
-            group_kernels.join[grid](target, bias, out, outputs, out.numel(), parts, JOINED)
+            programs = -(-out.numel() // JOINED)
+            group_kernels.join[(programs,)](target, bias, out, outputs, out.numel(), parts, JOINED)
 
 
 def shares(groups: int, block: int, tiles: int) -> tuple[int, int]:
