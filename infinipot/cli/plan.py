@@ -49,11 +49,12 @@ def plan(
 
         if not options["debug"]:
             silence(options.quiet)
-        dtype = best_dtype(options["dtype"] or "auto", best_device(options["device"] or "auto"))
+        device = best_device(options["device"] or "auto")
+        dtype = best_dtype(options["dtype"] or "auto", device)
         config = options.config()
         chosen = (config.pot_size,) if options["pot_size"] else POT_SIZES
         try:
-            found = sizes.sizes_of(sizes.config_from(model), config, dtype, chosen)
+            found = sizes.sizes_of(sizes.config_from(model), config, dtype, chosen, device)
         except OSError as problem:
             raise BadUse(str(problem)) from problem
     if json:
@@ -69,6 +70,7 @@ def document(found: Any, memory: int) -> dict[str, Any]:
         "memory": memory,
         "weights": found.weights,
         "activations": found.activations,
+        "unpacked": found.unpacked,
         "session": {str(size): count for size, count in found.pots.items()},
         "sessions": {
             kind: {str(size): found.sessions(kind, size, memory) for size in found.pots}
@@ -84,6 +86,8 @@ def table(found: Any, memory: int, model: str) -> Iterator[str]:
     yield f"memory      {memory / 1e6:>10,.0f} MB"
     yield f"program     {PROGRAM_BYTES / 1e6:>10,.0f} MB"
     yield f"activations {found.activations / 1e6:>10,.0f} MB"
+    if found.unpacked:
+        yield f"unpacked    {found.unpacked / 1e6:>10,.0f} MB, for int8 and int4"
     yield ""
     yield f"{'':12}{'weights':>13}   sessions with a pot of"
     yield f"{'':12}{'':>13}" + "".join(f"{size:>9,}" for size in found.pots)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from infinipot.cache.sliding import WindowLayer
 from infinipot.config import PotConfig
 from infinipot.engine.distill import MOST_UNSCORED
 from infinipot.engine.plan import Plan, layout_of
+from infinipot.model.groups import GROUP, block_rows, weights_in_groups
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.novelty import BLOCK
 
@@ -37,11 +39,12 @@ def sessions_that_fit(runner: ModelRunner, config: PotConfig, fraction: float | 
     """How many pots of this config fit into the free memory, from LEAST to MOST.
 
     fraction: the part of the free memory that they may take; None: by the kind of device. One
-    chunk's activations are left free.
+    chunk's activations are left free, and what unpacked weights take.
     """
     if fraction is None:
         fraction = FRACTIONS.get(runner.device.type, OTHER_FRACTION)
     room = fraction * free_bytes(runner.devices) - activation_bytes(runner, config)
+    room -= unpacked_bytes(runner)
     session = pot_bytes(runner, config) + unscored_bytes(runner, config)
     return min(MOST, max(LEAST, int(room // session)))
 
@@ -92,6 +95,24 @@ def activation_bytes(runner: ModelRunner, config: PotConfig) -> int:
     elements = 8 * text.hidden_size + 3 * inner
     columns = min(runner.vocabulary, BLOCK.get(kind, runner.vocabulary))
     return int(tokens * (elements * runner.model.dtype.itemsize + 2 * 4 * columns))
+
+
+def unpacked_bytes(runner: ModelRunner) -> int:
+    """Bytes for the unpacked weights of one layer, of weights in groups on a GPU."""
+    shapes = [(one.shape[0], one.shape[1]) for one in weights_in_groups(runner.model).values()]
+    return most_unpacked(shapes, runner.model.dtype, runner.device)
+
+
+def most_unpacked(
+    shapes: Iterable[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes that weights [N, K] of these shapes take on a GPU when they are unpacked, one after the
+    other: twice, since recordings have memory of their own."""
+    if device.type != "cuda":
+        return 0
+    rounded = [(outputs, -(-width // GROUP) * GROUP) for outputs, width in shapes]
+    sizes = [min(rows, block_rows(width, device)) * width for rows, width in rounded]
+    return 2 * max(sizes, default=0) * dtype.itemsize
 
 
 def pot_bytes(runner: ModelRunner, config: PotConfig) -> int:

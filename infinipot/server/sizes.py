@@ -16,11 +16,16 @@ from infinipot.bench.shapes import SHAPES, shape_config
 from infinipot.config import PotConfig
 from infinipot.model.gguf_config import config_of
 from infinipot.model.gguf_file import read_file
-from infinipot.model.groups import GROUP, can_hold
+from infinipot.model.groups import GROUP, KINDS, can_hold
 from infinipot.model.load import found
 from infinipot.model.quantizer import bits_of
 from infinipot.model.runner import ModelRunner
-from infinipot.server.memory import activation_bytes, pot_bytes, unscored_bytes
+from infinipot.server.memory import (
+    activation_bytes,
+    most_unpacked,
+    pot_bytes,
+    unscored_bytes,
+)
 
 PROGRAM_BYTES = 450 << 20
 """What Python, torch and transformers take before a model is loaded, about."""
@@ -31,15 +36,19 @@ VOCABULARY = 512
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes. weights: by kind. pots: a session by the size of its pot. activations: of one chunk."""
+    """Bytes. weights: by kind. pots: a session by the size of its pot. activations: of one chunk.
+    unpacked: what weights in groups take more on a GPU while they are unpacked."""
 
     weights: dict[str, int]
     pots: dict[int, int]
     activations: int
+    unpacked: int
 
     def sessions(self, kind: str, pot_size: int, memory: int) -> int:
         """How many sessions have room beside the weights; 0 if not even one has."""
         room = memory - PROGRAM_BYTES - self.weights[kind] - self.activations
+        if kind in KINDS:
+            room -= self.unpacked
         return max(0, room // self.pots[pot_size])
 
 
@@ -54,14 +63,28 @@ def config_from(model: str) -> Any:
     return AutoConfig.from_pretrained(source, trust_remote_code=False)
 
 
-def weight_bytes(config: Any, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes of the weights by kind: in dtype, in int8, in int4."""
+def skeleton(config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a config without its weights, and not quantised."""
     plain = copy.deepcopy(config)
     if getattr(plain, "quantization_config", None) is not None:
         del plain.quantization_config
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(plain, dtype=dtype)
     model.tie_weights()
+    return model
+
+
+def grouped_shapes(model: PreTrainedModel) -> set[tuple[int, int]]:
+    """The shapes of the weights that can be in groups."""
+    return {
+        (module.weight.shape[0], module.weight.shape[1])
+        for module in model.modules()
+        if can_hold(module)
+    }
+
+
+def weight_bytes(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes of a skeleton's weights by kind: in dtype, in int8, in int4."""
     total = dict.fromkeys((str(dtype).removeprefix("torch."), "int8", "int4"), 0)
     seen: set[nn.Parameter] = set()
     for module in model.modules():
@@ -105,9 +128,15 @@ def narrow(config: Any, dtype: torch.dtype) -> PreTrainedModel:
     return made.eval()
 
 
-def sizes_of(config: Any, pot: PotConfig, dtype: torch.dtype, pot_sizes: Sequence[int]) -> Sizes:
-    """What the model takes, with pots of these sizes. Raises ValueError for a model that cannot read
-    into a pot."""
+def sizes_of(
+    config: Any,
+    pot: PotConfig,
+    dtype: torch.dtype,
+    pot_sizes: Sequence[int],
+    device: torch.device,
+) -> Sizes:
+    """What the model takes on a device, with pots of these sizes. Raises ValueError for a model that
+    cannot read into a pot."""
     runner = ModelRunner(narrow(config, dtype))
     own: Any = runner.model.config
     pots = {}
@@ -122,4 +151,6 @@ def sizes_of(config: Any, pot: PotConfig, dtype: torch.dtype, pot_sizes: Sequenc
     runner.vocabulary = text.vocab_size
     for size in pot_sizes:
         pots[size] += unscored_bytes(runner, pot.replace(pot_size=size))
-    return Sizes(weight_bytes(config, dtype), pots, activation_bytes(runner, pot))
+    model = skeleton(config, dtype)
+    unpacked = most_unpacked(grouped_shapes(model), dtype, device)
+    return Sizes(weight_bytes(model, dtype), pots, activation_bytes(runner, pot), unpacked)

@@ -12,12 +12,13 @@ from commands import one_line, save_tiny
 from families import FAMILIES
 
 from infinipot import PotConfig, load
+from infinipot.bench.shapes import shape_config
 from infinipot.cli import main
-from infinipot.model.groups import weights_in_groups
+from infinipot.model.groups import OTHER_BLOCK, weights_in_groups
 from infinipot.model.quantizer import quantise_model
 from infinipot.model.runner import ModelRunner
 from infinipot.server.memory import activation_bytes, pot_bytes, unscored_bytes
-from infinipot.server.sizes import sizes_of
+from infinipot.server.sizes import PROGRAM_BYTES, sizes_of
 
 
 @pytest.mark.parametrize("name", ["Llama-3.2", "Gemma-3", "Qwen3-MoE", "Falcon-H1"])
@@ -25,7 +26,8 @@ def test_reckoned_sizes_are_those_of_the_model(name: str) -> None:
     """Weights of each kind to the byte, and pots, activations and what waits for its novelty."""
     model = FAMILIES[name].build()
     pot = PotConfig(pot_size=64)
-    sizes = sizes_of(model.config, pot, torch.float32, (64, 256))
+    cpu = torch.device("cpu")
+    sizes = sizes_of(model.config, pot, torch.float32, (64, 256), cpu)
     runner = ModelRunner(model)
     for size in (64, 256):
         asked = pot.replace(pot_size=size)
@@ -37,6 +39,23 @@ def test_reckoned_sizes_are_those_of_the_model(name: str) -> None:
         quantise_model(other, kind)
         groups = sum(one.nbytes for one in weights_in_groups(other).values())
         assert sizes.weights[kind] == groups + sum(one.nbytes for one in other.parameters())
+
+
+def test_a_gpu_needs_room_for_unpacked_weights() -> None:
+    """Twice for the largest weight, in the model's type, up to a block of the output layer."""
+    config = shape_config("llama-8b-shape")
+    pot = PotConfig(pot_size=512)
+    there = sizes_of(config, pot, torch.bfloat16, (512,), torch.device("cuda"))
+    here = sizes_of(config, pot, torch.bfloat16, (512,), torch.device("cpu"))
+    assert here.unpacked == 0
+    assert there.unpacked == 2 * 2 * OTHER_BLOCK
+    memory = 16 * 10**9
+    room = memory - PROGRAM_BYTES - there.weights["int4"] - there.activations - there.unpacked
+    assert there.sessions("int4", 512, memory) == room // there.pots[512]
+    small = sizes_of(shape_config("tiny-shape"), pot, torch.bfloat16, (512,), torch.device("cuda"))
+    assert small.unpacked == 2 * 2 * 1000 * 64
+    kept = there.activations + there.weights["bfloat16"] + PROGRAM_BYTES
+    assert there.sessions("bfloat16", 512, 20 * 10**9) == (20 * 10**9 - kept) // there.pots[512]
 
 
 def test_plan_prints_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
