@@ -85,11 +85,7 @@ def shaped(
         quantise_model(model, weights, partial(_in_groups, device, random))
     places: dict[str, Any] = {"": device}
     if spread:
-        whole = list(model._no_split_modules)
-        room = get_balanced_memory(model, no_split_module_classes=whole, dtype=dtype)
-        places = infer_auto_device_map(
-            model, max_memory=room, no_split_module_classes=whole, dtype=dtype
-        )
+        places = _even_places(model, dtype)
     generators: dict[torch.device, torch.Generator] = {}
     for label, weight in list(model.named_parameters()):
         place = _place(label, places)
@@ -103,6 +99,16 @@ def shaped(
     else:
         model = model.to(device)
     return model.eval()
+
+
+def _even_places(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, Any]:
+    """The device of each module, for layers that are distributed evenly."""
+    whole = list(model._no_split_modules)
+    room = get_balanced_memory(model, no_split_module_classes=whole, dtype=dtype)
+    places: dict[str, Any] = infer_auto_device_map(
+        model, max_memory=room, no_split_module_classes=whole, dtype=dtype
+    )
+    return places
 
 
 def shaped_shards(name: str, dtype: torch.dtype) -> PreTrainedModel:

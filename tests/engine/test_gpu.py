@@ -11,6 +11,9 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny
 
 from infinipot import PotConfig, Session, generate
+from infinipot.engine.cuda_graphs import graph_cache, unrecorded
+from infinipot.model.groups import weights_in_groups
+from infinipot.model.quantizer import quantise_model
 from infinipot.model.runner import ModelRunner
 
 pytestmark = [
@@ -125,3 +128,47 @@ def test_layers_on_two_devices(output: int, tmp_path: Path) -> None:
         for model in (one, two)
     ]
     assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_quantised_weights_in_recordings(weights: str, dtype: torch.dtype, allowed: float) -> None:
+    """Chunks and steps with weights in groups, recorded and not: the same survivors, logits and answers; and those of stock with the weights unpacked."""
+    model = make_tiny("llama", vocab=20_000).to("cuda", dtype)
+    quantise_model(model, weights)
+    runner = ModelRunner(model)
+    config = PotConfig(pot_size=128, distill_to=48, chunk_tokens=100)
+    ids = random_ids(900)
+    sessions = [Session(one, None, config) for one in (runner, unrecorded(runner))]
+    said = []
+    for session in sessions:
+        for part in (ids[:300], ids[300:600], ids[600:]):
+            session.append(part, question=CATALYST)
+        options = {"max_tokens": 40, "pick": greedy, "stop_ids": set()}
+        said.append(list(session.stream_ids([5, 6, 7], **options)))
+    cache = graph_cache(runner)
+    assert any(one.recording for one in cache.chunks.values())
+    assert any(one.recording for one in cache.steps.values())
+    assert_close("logits", sessions[0].logits, sessions[1].logits, allowed)
+    if dtype == torch.float32:
+        assert kept(sessions[0]) == kept(sessions[1])
+        assert said[0] == said[1]
+    short = Session(runner, None, config)
+    short.append(ids[:100], question=CATALYST)
+    plain = make_tiny("llama", vocab=20_000).to("cuda", dtype)
+    for name, groups in weights_in_groups(model).items():
+        plain.get_parameter(name).data.copy_(groups.dequantize())
+    logits = plain(torch.tensor([ids[:100]], device="cuda")).logits[:, -1]
+    assert_close("stock", short.logits, logits, allowed)
+
+
+def test_moving_quantised_weights_takes_no_more_than_they_do() -> None:
+    """A model that goes to the GPU never has more memory there than what stays, and a little."""
+    model = make_tiny("llama", vocab=20_000)
+    quantise_model(model, "int4")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model.cuda()
+    stays = torch.cuda.memory_allocated() - before
+    assert torch.cuda.max_memory_allocated() - before <= 1.15 * stays
