@@ -25,14 +25,33 @@ def mantissa(words, one, left: tl.constexpr, mask: tl.constexpr):
 
 
 @triton.jit
-def elements(x, place, width):
-    """Elements place .. place + 3 of x, as four float32 tensors [1, W]; 0 from `width` on."""
-    k = place[:, None] + tl.arange(0, 4)[None, :]
-    some = tl.load(x + k, mask=k < width, other=0.0).to(tl.float32)
-    even, odd = tl.split(tl.reshape(some, (place.shape[0], 2, 2)))
-    a0, a2 = tl.split(even)
-    a1, a3 = tl.split(odd)
-    return a0[None, :], a1[None, :], a2[None, :], a3[None, :]
+def halves(words, element: tl.constexpr):
+    """Two numbers of 16 bits in each word, as float32."""
+    if element == tl.bfloat16:
+        first = (words << 16).to(tl.float32, bitcast=True)
+        second = (words & -65536).to(tl.float32, bitcast=True)
+    else:
+        first = words.to(tl.int16).to(element, bitcast=True).to(tl.float32)
+        second = (words >> 16).to(tl.int16).to(element, bitcast=True).to(tl.float32)
+    return first, second
+
+
+@triton.jit
+def elements(x, place, inside, element: tl.constexpr):
+    """Elements 4 * place .. 4 * place + 3 of a row, as four float32 tensors [1, W]. x: the row as int64,
+    because what is loaded as one number also changes its threads as one."""
+    if element == tl.float32:
+        some = tl.load(x + 2 * place, mask=inside, other=0)[None, :]
+        more = tl.load(x + 2 * place + 1, mask=inside, other=0)[None, :]
+        a0 = some.to(tl.int32).to(tl.float32, bitcast=True)
+        a1 = (some >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        a2 = more.to(tl.int32).to(tl.float32, bitcast=True)
+        a3 = (more >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        some = tl.load(x + place, mask=inside, other=0)[None, :]
+        a0, a1 = halves(some.to(tl.int32), element)
+        a2, a3 = halves((some >> 32).to(tl.int32), element)
+    return a0, a1, a2, a3
 
 
 @triton.jit(do_not_specialize=["outputs", "one"])
@@ -44,7 +63,6 @@ def row_product(
     bias,
     out,
     outputs,
-    width,
     groups,
     step,
     out_step,
@@ -52,7 +70,11 @@ def row_product(
     tile: tl.constexpr,
     quads: tl.constexpr,
 ):
-    """One row of x times a tile of outputs, in float32. `quads` of each output are read at a time."""
+    """One row of x times a tile of outputs, in float32. `quads` of each output are read at a time.
+
+    x: rows of 32 * groups elements of out's type, as int64. step: between them, in int64.
+    """
+    element: tl.constexpr = out.dtype.element_ty
     n = tl.program_id(1) * tile + tl.arange(0, tile)
     x += tl.program_id(0).to(tl.int64) * step
     per: tl.constexpr = 2 if low is None else 1
@@ -63,13 +85,14 @@ def row_product(
     marks = n[:, None].to(tl.int64) * groups
     total = tl.zeros((tile, quads), tl.float32)
     for first in range(0, count, quads):
-        inside = (n < outputs)[:, None] & (first + word // 4 < count)[None, :]
+        here = first + word // 4 < count
+        inside = (n < outputs)[:, None] & here[None, :]
         packed = tl.load(rows + first * 4 + word[None, :], mask=inside, other=0)
         inside = (n < outputs)[:, None] & (first + quad < count)[None, :]
         place = marks + (first + quad)[None, :] // per
         s = tl.load(scale + place, mask=inside, other=0.0).to(tl.float32)
         if low is None:
-            a0, a1, a2, a3 = elements(x, (first * 4 + word) * 4, width)
+            a0, a1, a2, a3 = elements(x, first * 4 + word, here, element)
             packed ^= 0x80808080 - 0x100000000  # from -128 .. 127 to 0 .. 255
             part = mantissa(packed, one, 15, 0x7F8000) * a0
             part += mantissa(packed, one, 7, 0x7F8000) * a1
@@ -79,9 +102,9 @@ def row_product(
             total += s * tl.sum(tl.reshape(part, (tile, quads, 4)), axis=2)
         else:
             m = tl.load(low + place, mask=inside, other=0.0).to(tl.float32)
-            k = (first + word // 4) * 32 + word % 4 * 4
-            a0, a1, a2, a3 = elements(x, k, width)
-            b0, b1, b2, b3 = elements(x, k + 16, width)
+            k = (first + word // 4) * 8 + word % 4
+            a0, a1, a2, a3 = elements(x, k, here, element)
+            b0, b1, b2, b3 = elements(x, k + 4, here, element)
             part = mantissa(packed, one, 19, 0x780000) * a0
             part += mantissa(packed, one, 11, 0x780000) * a1
             part += mantissa(packed, one, 3, 0x780000) * a2
@@ -91,9 +114,9 @@ def row_product(
             part += mantissa(packed, one, -1, 0x780000) * b2
             part += mantissa(packed, one, -9, 0x780000) * b3
             mass = ((a0 + a1) + (a2 + a3)) + ((b0 + b1) + (b2 + b3))
-            part -= mass
-            dots = tl.sum(tl.reshape(part, (tile, quads, 4)), axis=2)
-            mass = tl.broadcast_to(mass, (tile, 4 * quads))
+            dots = tl.sum(tl.reshape(part - mass, (tile, quads, 4)), axis=2)
+            # a product with 0 puts the same threads to work as for the products
+            mass += mantissa(packed, one, 19, 0x780000) * 0.0
             mass = tl.sum(tl.reshape(mass, (tile, quads, 4)), axis=2)
             total += (s * 16.0) * dots + m * mass
     y = tl.sum(total, axis=1)

@@ -6,6 +6,7 @@ The twin in plain torch is `model.groups.unpacked` with `F.linear`; tests compar
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from infinipot.kernels.launch import available, dense_rows, next_power_of_2, on, run
@@ -44,6 +45,8 @@ JOINED = 1024
 """Elements that a program of `join` adds."""
 ONE = 0x3F800000
 """The bits of 1.0."""
+ALIGNED = 16
+"""Bytes to which `row_product` wants rows of x aligned."""
 
 
 def supports(x: Tensor) -> bool:
@@ -84,16 +87,27 @@ def _row_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> No
     outputs, groups = scale.shape
     tile = max(2, min(MOST_OUTPUTS, next_power_of_2(outputs // ROW_PROGRAMS)))
     words = numbers.view(torch.int32)
+    x = whole_numbers(x, 32 * groups)
     quads = min(QUADS, next_power_of_2(words.shape[1] * words.shape[2] // 4))
     grid = (x.shape[0], -(-outputs // tile))
     with on(x):
         group_kernels.row_product[grid](
             *(x, words, scale, low, bias, out),
-            *(outputs, x.shape[1], groups),
+            *(outputs, groups),
             *(x.stride(0), out.stride(0), ONE),
             *(tile, quads),
             num_warps=ROW_WARPS,
         )
+
+
+def whole_numbers(x: Tensor, width: int) -> Tensor:
+    """The rows of x [M, K] as int64, with zeros up to `width`."""
+    if x.shape[1] < width:
+        x = F.pad(x, (0, width - x.shape[1]))
+    # memory of torch begins where int64 may; a part of it may not
+    if x.data_ptr() % ALIGNED or x.stride(0) * x.element_size() % ALIGNED:
+        x = x.clone(memory_format=torch.contiguous_format)
+    return x.view(torch.int64)
 
 
 def _tile_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> None:

@@ -113,6 +113,17 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
         assert torch.equal(y[1:], before[1:])
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_activations_may_begin_anywhere(rows: int) -> None:
+    """Rows of a view that begin at odd places in memory."""
+    weight = weight_of(20, 96, 4)
+    random = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 99, generator=random).to(DEVICE, torch.bfloat16)[:, 1:97]
+    y = kernels.products(x, weight.part(slice(None)))
+    assert torch.equal(y, kernels.products(x.clone(), weight.part(slice(None))))
+    assert_close("view", y, F.linear(x.float(), weight.dequantize()), 1.5e-2)
+
+
 def test_gradients_take_the_other_way() -> None:
     weight = weight_of(20, 96, 8)
     x = torch.randn(3, 96, device=DEVICE, requires_grad=True)
