@@ -9,7 +9,8 @@ SHAPE: a model with random weights, from `infinipot.bench.shapes.SHAPES`. Each l
 since the first reading makes the recordings; the peak is that of the second, on the first GPU. --shares: how much of the
 kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty. --weights: keeps them in groups. --memory:
 as if the first GPU had no more; the peak of the whole program is what torch reserved, from making the model on. What does not fit is null.
-For an 8B model on a card of 8 GB: `engine_speed.py --weights int4 --memory 8GB --lengths 8192,32768,131072 --batches 1,8 --pot-size 2048`.
+For an 8B model on a card of 8 GB: `engine_speed.py --weights int4 --memory 8GB --lengths 8192,32768,131072 --batches 1`; eight answers
+fit with `--batches 8 --pot-size 1024`.
 """
 
 from __future__ import annotations

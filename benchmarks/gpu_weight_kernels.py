@@ -6,7 +6,9 @@
 Microseconds of a product in a CUDA graph of products with many equal weights, more than the GPU's cache
 holds; GB/s of what a product reads of the weights. `kernel` is `kernels.groups.products`, `unpacked`
 unpacks the weights for torch's product, `bfloat16` is torch's product with weights of this type. --set:
-constants of `infinipot.kernels.groups`, each combination of their values in turn.
+constants of `infinipot.kernels.groups`, each combination of their values in turn. For one row:
+--rows 1 --set MOST_OUTPUTS=2,4,8 --set ROW_PROGRAMS=264,1056,4224 --set QUADS=64,128 --set ROW_WARPS=4,8
+For more: --rows 2,8,16,64,128 --set FEW=128 --set ALONE=0,8 --set GROUPS=4,8 --set PROGRAMS=264,528,1056
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +31,8 @@ SHAPES = "4096x4096,1024x4096,14336x4096,4096x14336"
 CACHE_BYTES = 256 << 20
 """More than the caches of GPUs hold."""
 REPLAYS = 5
+LEAST_UNPACKED = 8
+"""Rows from which unpacked weights are measured."""
 
 
 def random_weight(outputs: int, width: int, bits: int) -> GroupedWeight:
@@ -81,27 +86,23 @@ def measured(
         taken = microseconds(lambda one: kernels.products(x, one.part(slice(None))), weights)
         found["kernel"] = round(taken, 2)
         found["kernel_gb_s"] = round(weights[0].nbytes / taken / 1e3)
-    found["unpacked"] = round(microseconds(lambda one: unpacked_product(x, one), weights), 2)
+    if rows >= LEAST_UNPACKED:
+        taken = microseconds(lambda one: unpacked_product(x, one), weights)
+        found["unpacked"] = round(taken, 2)
     return found
 
 
 def plain(shape: tuple[int, int], all_rows: list[int]) -> dict[int, float]:
     """torch's product with bfloat16 weights."""
+    outputs, width = shape
     weights = many(
-        lambda: torch.randn(shape, device="cuda", dtype=torch.bfloat16), 2 * shape[0] * shape[1]
+        lambda: torch.randn(shape, device="cuda", dtype=torch.bfloat16), 2 * outputs * width
     )
-    return {
-        rows: round(
-            microseconds(
-                lambda one, rows=rows: F.linear(
-                    torch.ones(rows, shape[1], device="cuda", dtype=torch.bfloat16), one
-                ),
-                weights,
-            ),
-            2,
-        )
-        for rows in all_rows
-    }
+    taken = {}
+    for rows in all_rows:
+        x = torch.randn(rows, width, device="cuda", dtype=torch.bfloat16)
+        taken[rows] = round(microseconds(partial(F.linear, x), weights), 2)
+    return taken
 
 
 def main() -> None:

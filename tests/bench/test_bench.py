@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from helpers import random_ids
 from tiny import make_tiny
 
 from infinipot import PotConfig
-from infinipot.bench import stock
+from infinipot.bench import shapes, stock
 from infinipot.bench.comparison import Task, compare, ratios
 from infinipot.bench.measure import peak
 from infinipot.bench.reading import pace
@@ -19,6 +20,7 @@ from infinipot.bench.shapes import shape_config, shaped
 from infinipot.cli import main
 from infinipot.cli.bench import tokens_of
 from infinipot.cli.console import BadUse
+from infinipot.model.groups import AT_ONCE
 
 CPU = torch.device("cpu")
 
@@ -118,6 +120,32 @@ def test_one_line_of_json_and_a_table(tmp_path, capsys: pytest.CaptureFixture[st
     assert "part by part:" in shown.err and "ratio" in shown.err
 
 
+def test_a_shape_in_groups_is_made_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each weight a few rows at a time: never whole. Shared ones are shared, and nothing is left without numbers."""
+    whole: list[int] = []
+    quantise = shapes.quantise
+
+    def noted(weight: torch.Tensor, bits: int) -> Any:
+        whole.append(weight.numel())
+        return quantise(weight, bits)
+
+    config = shape_config("qwen2.5-0.5b-shape")
+    config.num_hidden_layers = 1
+    config.vocab_size = 3000
+    monkeypatch.setattr(shapes, "shape_config", lambda name: config)
+    monkeypatch.setattr(shapes, "quantise", noted)
+    model = shaped("qwen2.5-0.5b-shape", device=CPU, dtype=torch.float32, weights="int4")
+    assert max(whole) <= AT_ONCE["cpu"]
+    assert not any(one.is_meta for one in (*model.parameters(), *model.buffers()))
+    head: Any = model.get_output_embeddings()
+    table: Any = model.get_input_embeddings()
+    assert (head.weight is table.weight) and head.weight.bits == 8
+    layer: Any = model.model.layers[0].mlp.up_proj
+    assert layer.weight.bits == 4
+    assert 0.015 < float(layer.weight.dequantize().std()) < 0.025
+    assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()
+
+
 def test_a_policy_without_novelty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One entry leaves a token, as StreamingLLM was published."""
     command = ["bench", "tiny-shape", "--device", "cpu", "--lengths", "30", "--policy", "streaming"]
@@ -210,6 +238,12 @@ def test_plot(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
         (["smollm2", "--tensor-parallel", "2"], "tensor_parallel=2 is for folders and Hub ids"),
         (["tiny-shape", "--tensor-parallel", "4"], "it has 2 KV heads"),
         (["tiny-shape", "--tensor-parallel", "0"], "tensor_parallel=0 is not allowed"),
+        (["tiny-shape", "--weights", "int4", "--spread"], "leave it out, or --spread"),
+        (
+            ["tiny-shape", "--weights", "int8", "--tensor-parallel", "2"],
+            "leave it out, or --tensor-parallel",
+        ),
+        (["tiny-shape", "--weights", "int3"], "int3"),
         (["./nothing"], "there is no folder"),
         (["tiny-shape", "--lengths", "long"], "numbers of tokens"),
     ],
