@@ -134,7 +134,7 @@ def _tile_products(x: Tensor, part: Part, bias: Tensor | None, out: Tensor) -> N
             *(rows, outputs, width, groups, share, x.stride(0)),
             *(OUTPUTS, height, block),
         )
-        form = (x.dtype, low is None, height)
+        form = (x.dtype, low is None, height, block)
         grid = (tiles, parts, -(-rows // height))
         run(group_kernels.tile_product, grid, args, form, num_warps=TILE_WARPS)
         if parts > 1:
