@@ -11,7 +11,7 @@ MEETS = cache model text $(addprefix engine/test_,batch.py catalysts.py exact.py
 	test_faults.py test_files.py test_generation.py test_known_faults.py test_session.py
 TESTS = $(if $(OLDEST),$(addprefix tests/,$(MEETS)),)
 
-.PHONY: demo test quantised ray lint types check docs site dist clean
+.PHONY: demo test quantised ray lint types check docs notebooks site dist clean
 demo: $(VENV)/user
 	@$(BIN)/python demo/demo.py
 
@@ -42,6 +42,10 @@ check: lint types test
 docs: $(VENV)/ready
 	$(BIN)/python docs/make_cli.py
 	$(BIN)/python docs/make_options.py
+
+# what the notebooks print and draw, stored in them; it takes minutes. `docs/make_notebooks.py --check` compares
+notebooks: $(VENV)/ready
+	$(BIN)/python docs/make_notebooks.py
 
 # the documentation as a site, in dist/site: strict, so a link to nowhere fails. An environment of its own, without torch
 site: $(VENV)-site/ready

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -7,15 +8,24 @@ import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+LONG = {"test_followers", "test_parallel", "test_server_faults", "test_longbench", "test_bound"}
+"""Files with tests of five seconds and more."""
 torch.set_num_threads(1)  # tiny models: threads would only wait for each other
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests with the embedded model come first: one process loads it, and none ends with them.
+    """Tests with the embedded model come first: one process loads it, and none ends with them. Long
+    tests come next, so that no process waits for the other's last one.
 
     Leaves out the slow tests unless they are asked for, and says why.
     """
-    items.sort(key=lambda item: "smollm2" not in getattr(item, "fixturenames", ()))
+
+    def place(item: pytest.Item) -> int:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            return 0
+        return 2 - (item.path.stem in LONG)
+
+    items.sort(key=place)
     if config.getoption("-m"):
         return
     slow = pytest.mark.skip(
@@ -24,6 +34,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "slow" in item.keywords:
             item.add_marker(slow)
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector need not look at the modules again and again: they stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from infinipot.cli.app import app
+from infinipot.cli.app import HELP, app
 from infinipot.cli.command_options import origin
 from infinipot.cli.console import BadUse, ClosedOutput, Failure, Stopped, interrupts, say, traces
 
@@ -33,11 +33,7 @@ def main(args: list[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     with interrupts:
         try:
-            args = args or ["--help"]
-            commands = app
-            if args in (["--help"], ["-h"]):
-                commands = app.outline()
-            code = commands(args, prog_name="infinipot", standalone_mode=False)
+            code = run(args or ["--help"])
             sys.stdout.flush()
             return int(code or 0)
         except (ClosedOutput, BrokenPipeError):
@@ -50,6 +46,16 @@ def main(args: list[str] | None = None) -> int:
             line, code = explain(problem, args)
             say(line)
             return code
+
+
+def run(args: list[str]) -> int | None:
+    """Run a command. Names and a flag for help, without more, build only what that help shows."""
+    *names, last = args
+    if last in HELP:
+        part = app.part(names)
+        if part is not None:
+            return part([last], prog_name=" ".join(["infinipot", *names]), standalone_mode=False)
+    return app(args, prog_name="infinipot", standalone_mode=False)
 
 
 TORCHAO = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +26,9 @@ EPILOG = (
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": WIDTH}
 
 
+HELP = ("-h", "--help", "--help-all")
+
+
 class App(typer.Typer):
     """A group of commands, all of them of our class."""
 
@@ -40,7 +42,7 @@ class App(typer.Typer):
         )
 
     def command(  # type: ignore[override]
-        self, name: str | None = None, **settings: Any
+        self, name: str, **settings: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         settings = {"epilog": EPILOG, "cls": Command, "context_settings": CONTEXT, **settings}
         return super().command(name, **settings)
@@ -58,6 +60,22 @@ class App(typer.Typer):
             twin.registered_groups.append(own)
         return twin
 
+    def part(self, names: list[str]) -> App | None:
+        """What shows the help of one command or group, by the names that lead to it. It holds no
+        options of other commands: they take most of the time. None: there is no such command."""
+        if not names:
+            return self.outline()
+        name, *rest = names
+        for group in self.registered_groups:
+            if group.name == name and isinstance(group.typer_instance, App):
+                return group.typer_instance.part(rest)
+        found = [command for command in self.registered_commands if command.name == name]
+        if rest or not found:
+            return None
+        alone = App(add_completion=False)
+        alone.registered_commands = found
+        return alone
+
 
 def named(command: Any) -> Any:
     """A command with the same name and help, and nothing else."""
@@ -65,9 +83,8 @@ def named(command: Any) -> Any:
     def callback() -> None:
         """Never called."""
 
-    functools.update_wrapper(callback, command.callback)
-    del callback.__wrapped__  # type: ignore[attr-defined]
-    callback.__annotations__ = {}
+    callback.__name__ = command.callback.__name__
+    callback.__doc__ = command.callback.__doc__
     own = copy.copy(command)
     own.callback = callback
     return own

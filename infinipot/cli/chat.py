@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -121,21 +123,21 @@ def run(job: Job, session: Session, screen: Screen, talk: Talk, *, keeps: bool) 
 
     conversation = Conversation(job, session, screen, talk)
     screen.greet(talk, sizes(session))
-    watch = TerminalWatch()
-    try:
-        with watch:
-            talk_on(conversation)
-    finally:
-        notes = []
-        if job.save is not None:
-            notes.append(save(job, conversation.session))
-        if not job.options.quiet:
-            notes.append(statistics(conversation.session))
-        if keeps and conversation.session.stats.tokens_read:
-            notes += keep(conversation)
-        if not watch.happened:
-            for note in notes:
-                screen.note(note)
+    with TerminalWatch(screen) as watch:
+        try:
+            with watch.talking():
+                talk_on(conversation)
+        finally:
+            notes = []
+            if job.save is not None:
+                notes.append(save(job, conversation.session))
+            if not job.options.quiet:
+                notes.append(statistics(conversation.session))
+            if keeps and conversation.session.stats.tokens_read:
+                notes += keep(conversation)
+            if not watch.happened:
+                for note in notes:
+                    screen.note(note)
 
 
 def sizes(session: Session) -> str:
@@ -149,34 +151,49 @@ def sizes(session: Session) -> str:
 
 
 class TerminalWatch:
-    """Inside, the end of the terminal ends the chat, and what was said is kept."""
+    """The end of the terminal ends the talking inside. It interrupts nothing else, so that what was
+    said is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
         self.happened = False
+        self.over = False
+        """Whether the talking has ended."""
         self.numbers = [signal.SIGTERM, *filter(None, [getattr(signal, "SIGHUP", None)])]
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> TerminalWatch:
         self.before = [signal.signal(number, self._handle) for number in self.numbers]
+        return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        first = not self.happened and not self.over
         self.happened = True
-        for one in self.numbers:  # the conversation is being kept
-            signal.signal(one, signal.SIG_IGN)
-        raise HungUp
+        if first and not self.screen.end_input():
+            raise HungUp
+
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        """Nothing can be shown in a terminal that was closed: that is no error then."""
+        try:
+            yield
+        except (HungUp, OSError):
+            if not self.happened:
+                raise
+        finally:
+            self.over = True
 
     def __exit__(self, kind: type | None, problem: object, trace: object) -> bool:
-        """Whether the error is the end of the terminal, at which nothing can be shown any more."""
-        if not self.happened:
+        if not self.happened:  # else a second signal would end the program with an error
             for number, handler in zip(self.numbers, self.before, strict=True):
                 signal.signal(number, handler)
-        return self.happened and isinstance(problem, (HungUp, OSError))
+        return isinstance(problem, HungUp)
 
 
 def talk_on(conversation: Conversation) -> None:
     """Take messages until the input ends, or until /exit."""
     screen = conversation.screen
     goes_on = True
-    while goes_on:
+    while goes_on and not screen.ended:
         try:
             goes_on = take_message(conversation)
         except (UnknownCommand, CommandFailed) as problem:
@@ -194,7 +211,7 @@ def talk_on(conversation: Conversation) -> None:
 def take_message(conversation: Conversation) -> bool:
     """Answer a message, or run a command. Returns whether the chat goes on."""
     message = conversation.screen.next_message()
-    if message is None:
+    if message is None or conversation.screen.ended:
         return False
     command = parse(message)
     if command is None:

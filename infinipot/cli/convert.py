@@ -14,7 +14,7 @@ from infinipot.cli.console import BadUse, doing, say, silence
 from infinipot.cli.options import COMMON
 
 
-@app.command()
+@app.command("convert")
 @takes(COMMON)
 def convert(
     model: Model,

@@ -29,6 +29,7 @@ from infinipot.cli.sweep import (
 from infinipot.text.files import check_file
 
 evaluation = App(
+    add_completion=False,
     help="Benchmarks: documents with many questions, long chats, LongBench, perplexity over a long "
     "text, and the tasks of lm-evaluation-harness.",
     short_help="Benchmarks: documents, chats, LongBench, perplexity, lm-evaluation-harness",

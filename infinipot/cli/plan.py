@@ -27,7 +27,7 @@ def memory_bytes(text: str) -> int:
     return int(float(found[1]) * unit)
 
 
-@app.command()
+@app.command("plan")
 @takes(POT, COMMON)
 def plan(
     model: Model,

@@ -15,6 +15,8 @@ class Screen:
     """Messages from a pipe, one a line; answers go to stdout, notes to stderr."""
 
     interactive = False
+    ended = False
+    """Whether the terminal was closed. Then no more messages are taken."""
 
     def greet(self, talk: Talk, pot: str) -> None:
         """Say what one talks with. talk: the conversation that goes on. pot: its sizes."""
@@ -32,6 +34,12 @@ class Screen:
             raise BadUse(f"the message is not UTF-8: {problem}") from None
         finally:
             signal.signal(signal.SIGINT, before)
+
+    def end_input(self) -> bool:
+        """Take no more messages; a signal handler calls this. Returns whether `next_message` is
+        running and will return by itself."""
+        self.ended = True
+        return False
 
     def show(self, piece: str) -> None:
         """Show a piece of an answer."""

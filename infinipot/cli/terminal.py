@@ -54,6 +54,8 @@ class TerminalScreen(Screen):
         self.wrapper = Wrapper(put, columns) if sys.stdout.isatty() else None
         self.waiting = False
         """Whether the mark of an answer that has not begun is shown."""
+        self.prompting = False
+        """Whether a message is being typed."""
         os.environ.setdefault("PROMPT_TOOLKIT_NO_CPR", "1")  # no questions to the terminal
         self.prompt: PromptSession[str] = PromptSession(
             message=[("class:mark", "> ")],
@@ -97,8 +99,10 @@ class TerminalScreen(Screen):
         self.console.print(f"> {message:.{LAST_SHOWN}}\n{answer}\n", style="dim")
 
     def next_message(self) -> str | None:
+        self.prompting = True
         try:
-            message = self.prompt.prompt()
+            # an error inside the prompt must not wait for a key: the terminal may be closed
+            message = self.prompt.prompt(pre_run=self._leave, set_exception_handler=False)
         except KeyboardInterrupt:
             if not self.prompt.default_buffer.text:
                 self.note("Ctrl-D or /exit ends the chat")
@@ -106,9 +110,25 @@ class TerminalScreen(Screen):
         except EOFError:
             return None
         finally:
+            self.prompting = False
             self._paste(PASTE_ON)
         check_utf8("the message", message)
         return str(message).rstrip("\r\n")
+
+    def end_input(self) -> bool:
+        """An exception would be lost: the prompt's event loop catches those of its callbacks."""
+        self.ended = True
+        loop = self.prompt.app.loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._leave)
+        return self.prompting
+
+    def _leave(self) -> None:
+        """End the prompt if the input has ended. Runs in the prompt's event loop, also at its
+        start."""
+        future = self.prompt.app.future
+        if self.ended and future is not None and not future.done():
+            self.prompt.app.exit(exception=EOFError())
 
     def show(self, piece: str) -> None:
         self._clear_mark()

@@ -119,10 +119,22 @@ def candidates(probe: Probe) -> list[Rotation]:
     ]
 
 
-def error(rotation: Rotation, at_zero: Tensor, spread: Tensor) -> float:
+@dataclass
+class Rows:
+    """What tables hold for POSITIONS. Each is asked once for each device: it copies a module."""
+
+    known: dict[tuple[Table, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def of(self, table: Table, device: torch.device) -> tuple[Tensor, Tensor]:
+        if (table, device) not in self.known:
+            self.known[table, device] = table(torch.tensor(POSITIONS, device=device))
+        return self.known[table, device]
+
+
+def error(rotation: Rotation, rows: Rows, at_zero: Tensor, spread: Tensor) -> float:
     """Largest difference, relative to the largest key, between the spread keys [B, K, 4, D] and the
     keys at 0 rotated anew."""
-    cos, sin = rotation.table(torch.tensor(POSITIONS, device=spread.device))
+    cos, sin = rows.of(rotation.table, spread.device)
     d = 2 * cos.shape[-1]
     if d > spread.shape[-1]:
         return float("inf")
@@ -145,7 +157,8 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
     second = _pass(model, POSITIONS)
     _check_layers(name, second, attends)
     ways = candidates(second)
-    if not all(way.table(torch.zeros(1, dtype=torch.long))[0].any() for way in ways):
+    rows = Rows()
+    if not all(rows.of(way.table, model.device)[0][0].any() for way in ways):
         raise ValueError(f"{name}'s rotary embedding gives sine before cosine: no pot")
     result: list[Rotation | None] = [None] * len(attends)
     for number, attention in enumerate(attends):
@@ -155,7 +168,7 @@ def rotations(model: PreTrainedModel, attends: list[bool]) -> list[Rotation | No
         spread = second.keys[number].float()
         if torch.allclose(at_zero, spread, atol=1e-6):
             continue
-        errors = [error(way, at_zero, spread) for way in ways] or [float("inf")]
+        errors = [error(way, rows, at_zero, spread) for way in ways] or [float("inf")]
         if min(errors) > TOLERANCE[first.keys[number].dtype]:
             raise ValueError(
                 f"layer {number} of {name} does something to its keys after rotary embedding "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +127,24 @@ def test_bad_use(run: Any, model: str, book: str, args: list[str], parts: list[s
     assert not Path("x.pot").exists()
 
 
-def test_help_without_options_is_the_same(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Commands are built without their options only where none is shown."""
+def names_of(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """The names that lead to each command and group, the app itself first."""
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from names_of(inner, *path, name)
+
+
+def test_help_builds_only_what_it_shows(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.main import get_command
+
     from infinipot.cli.app import app
 
+    for names in names_of(get_command(app)):
+        text = run(*names, "--help")[1]
+        app([*names, "--help"], prog_name="infinipot", standalone_mode=False)
+        assert text == capsys.readouterr().out
+        part = get_command(app.part([*names]))
+        assert not any(inner.params for inner in getattr(part, "commands", {}).values())
+    assert "--pot-size" in run("generate", "--help")[1]
     assert run("--help")[1] == run()[1]
-    outlined = run("-h")[1]
-    capsys.readouterr()
-    app(["--help"], prog_name="infinipot", standalone_mode=False)
-    assert outlined == capsys.readouterr().out
-    assert "--pot-size" in run("generate", "--help")[1], "the commands themselves are as before"
+    assert "No such command 'generat'" in run("generat", "--help")[2]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from commands import POT, TEXT, Terminal
@@ -15,6 +18,9 @@ from commands import POT, TEXT, Terminal
 from infinipot import PotConfig, Session, load
 from infinipot.cli import main, slash
 from infinipot.cli.wrap import Wrapper
+
+if TYPE_CHECKING:
+    from infinipot.cli.terminal import TerminalScreen
 
 CONFIG = PotConfig(pot_size=128, distill_to=48, chunk_tokens=16)
 
@@ -49,6 +55,8 @@ def test_chat_in_a_terminal(model: str, state: Path, tmp_path: Path) -> None:
     assert "pot of 128 entries" in terminal.shown
     assert "/help" in terminal.shown
     keys("a line to clear\x03", "a line to clear")
+    # between two prompts Ctrl-C is a signal, and this terminal has nobody to send it to
+    terminal.until("> ", after="\x1b[?2004l")
     keys("\x03", "Ctrl-D or /exit ends the chat")
     keys("/exot\r", "did you mean '/exit'?")
     keys("exit\r", "/exit is the command")
@@ -80,6 +88,87 @@ def test_a_terminal_that_closes_keeps_the_chat(model: str, state: Path) -> None:
     os.close(terminal.master)
     assert terminal.child.wait() == 0
     assert '["Hello", "' in (state / "chat.json").read_text()
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[TerminalScreen]:
+    """A screen whose keys come from a pipe, and are those that the test writes."""
+    pytest.importorskip("prompt_toolkit")
+    from prompt_toolkit.application import create_app_session
+    from prompt_toolkit.input import create_pipe_input
+    from prompt_toolkit.output import DummyOutput
+
+    from infinipot.cli import terminal
+
+    monkeypatch.setattr(terminal, "create_output", lambda stream: DummyOutput())
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        screen = terminal.TerminalScreen(quiet=True)
+        screen.keys = keys
+        yield screen
+
+
+@pytest.fixture
+def watch(screen: TerminalScreen) -> Iterator[Any]:
+    """Its signals are put back, and a prompt that never ends fails after 20 s."""
+    from infinipot.cli.chat import TerminalWatch
+
+    watch = TerminalWatch(screen)
+
+    def alarm(*_: object) -> None:
+        screen.prompt.app.exit(
+            exception=AssertionError("the prompt waits after the terminal's end")
+        )
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    signal.alarm(20)
+    with watch:
+        yield watch
+    signal.alarm(0)
+    for number, handler in zip(watch.numbers, watch.before, strict=True):
+        signal.signal(number, handler)
+    signal.signal(signal.SIGALRM, before)
+
+
+def hang_up(*_: object) -> None:
+    signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.parametrize("place", ["a callback", "the start", "the last key"])
+def test_a_terminal_that_closes_ends_the_prompt(screen: Any, watch: Any, place: str) -> None:
+    """asyncio catches what its callbacks raise, so a handler must not raise there."""
+    app = screen.prompt.app
+    if place == "a callback":
+        app.after_render += lambda _: app.loop.call_soon(hang_up)
+    elif place == "the start":
+        app.on_reset += hang_up
+    else:
+        screen.keys.send_text("typed\r")
+        leave = app.exit
+        app.exit = lambda **how: (leave(**how), hang_up())
+    with watch.talking():
+        assert screen.next_message() in (None, "typed")
+    assert (watch.happened, screen.ended) == (True, True)
+
+
+@pytest.mark.parametrize("swallowed", [True, False])
+def test_a_terminal_that_closes_ends_the_talk(
+    screen: Any, watch: Any, monkeypatch: pytest.MonkeyPatch, swallowed: bool
+) -> None:
+    """Outside the prompt an exception ends the talk. It may be lost, as in a `__del__`."""
+    from infinipot.cli import chat
+
+    def answer(conversation: Any) -> bool:
+        with contextlib.suppress(chat.HungUp if swallowed else ()):
+            hang_up()
+        answers.append(conversation)
+        return True
+
+    answers: list[Any] = []
+    monkeypatch.setattr(chat, "take_message", answer)
+    with watch.talking():
+        chat.talk_on(SimpleNamespace(screen=screen))
+    assert len(answers) == swallowed
+    hang_up()  # what was said is being kept
 
 
 def test_chat_with_piped_messages(say: Any, session: Session, book: str, tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -13,13 +12,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("script", ["make_cli.py", "make_options.py"])
-def test_generated_document_is_up_to_date(script: str) -> None:
-    command = [sys.executable, f"docs/{script}", "--check"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+def test_generated_document_is_up_to_date(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [script, "--check"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "docs" / script), run_name="__main__")
+    assert end.value.code == 0, capsys.readouterr().err

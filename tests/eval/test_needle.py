@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import pickle
 import random
 import shutil
 from pathlib import Path
@@ -13,7 +15,7 @@ from helpers import Killed
 
 from infinipot import __version__
 from infinipot.cli import main
-from infinipot.eval import report
+from infinipot.eval import report, runner
 from infinipot.eval.methods import method, methods
 from infinipot.eval.results import Results
 from infinipot.eval.runner import Model, Replica, shard_of, sweep
@@ -365,8 +367,21 @@ def test_order_and_shards_do_not_change_results(
 
 
 def test_two_processes_give_the_same_file(
-    tiny: Model, replica: Replica, prose: str, tmp_path: Path
+    tiny: Model, replica: Replica, prose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The processes are forks, which need no seconds to start. All that a new interpreter would get
+    goes through pickle."""
+    begin = runner._begin
+    assert pickle.loads(pickle.dumps(begin)) is begin
+
+    def begin_as_new(model: Model, numbers: Any, threads: int | None) -> None:
+        begin(pickle.loads(pickled), numbers, threads)
+
+    kinds: list[str] = []
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: kinds.append(kind) or fork)
+    monkeypatch.setattr(runner, "_begin", begin_as_new)
+    pickled = pickle.dumps(tiny)
     units = plan(
         tiny,
         small("streaming"),
@@ -380,6 +395,7 @@ def test_two_processes_give_the_same_file(
     sweep(units, Results(tmp_path / "one", NAME, KEY), tiny, replica=replica)
     sweep(units, Results(tmp_path / "two", NAME, KEY), tiny, workers=2)
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
+    assert kinds == ["spawn"], "a fork of a program that has used a GPU cannot use it"
 
 
 def test_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

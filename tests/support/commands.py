@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -89,9 +90,10 @@ class Terminal:
         os.close(slave)
         self.shown = ""
 
-    def until(self, text: str, seconds: float = 90) -> None:
+    def until(self, text: str, seconds: float = 90, after: str = "") -> None:
+        """Wait until a text is shown, behind the first `after`."""
         end = time.monotonic() + seconds
-        while text not in self.shown:
+        while re.search(f"{re.escape(after)}.*{re.escape(text)}", self.shown, re.S) is None:
             assert time.monotonic() < end, self.shown
             if select.select([self.master], [], [], 0.1)[0]:
                 try:

@@ -31,6 +31,8 @@ class Rope:
 
     def raw(self, x: Tensor) -> Tensor:
         """What was projected, from what the model turned at position 0. x [..., D]."""
+        if self.scaling == 1:
+            return x
         d = 2 * len(self.frequencies)
         return torch.cat((x[..., :d] / self.scaling, x[..., d:]), dim=-1)
 
@@ -39,8 +41,9 @@ class Rope:
         half = len(self.frequencies)
         angles = torch.tensor(positions, dtype=torch.float32)[:, None] * self.frequencies
         cos, sin = angles.cos() * self.scaling, angles.sin() * self.scaling
-        first = torch.arange(0, 2 * half, 2) if self.style == "interleaved" else torch.arange(half)
-        second = first + (1 if self.style == "interleaved" else half)
+        first, second = slice(half), slice(half, 2 * half)
+        if self.style == "interleaved":
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
         out = x.clone()
         out[:, first] = x[:, first] * cos - x[:, second] * sin
         out[:, second] = x[:, second] * cos + x[:, first] * sin
