@@ -2,8 +2,9 @@
 is known while they are read.
 
 Attention of one head to one token is noisy: a sentence that the question is about gets some from
-most of its tokens and heads. An entry gets its score once, beside the entries of its own chunk
-(docs/log.md, 2026-11-29).
+most of its tokens and heads, in the later half of the layers above all. What the early layers look
+at hardly depends on the question. An entry gets its score once, beside the entries of its own chunk
+(docs/log.md, 2026-11-30).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Relevance(Prompting, Ends):
 
         An entry's score is log(own + LEAST) + by_sentence * log(sentence + LEAST). own: the attention
         that it receives in its head, beside 1 for an average entry. sentence: the mean over the
-        entries of its sentence and the heads of its layer.
+        entries of its sentence, in all heads of the later half of these layers.
         """
         received = torch.cat([layer.require("catalyst") for layer in layers])
         past = [layer.past for layer in layers if layer.past is not None]
@@ -61,8 +62,8 @@ class Relevance(Prompting, Ends):
             start = past[0].shape[-1]
         own = received.float()[..., start:] * received.shape[-1]
         spans = layers[0].require("sentences")[-own.shape[-1] :]
-        heads = layers[0].mean_of_ranks(own.mean(dim=1, keepdim=True))
-        sentence = span_means(heads, spans)
+        later = own[len(own) // 2 :].mean(dim=(0, 1), keepdim=True)
+        sentence = span_means(layers[0].mean_of_ranks(later), spans)
         new = (own + LEAST).log() + self.by_sentence * (sentence + LEAST).log()
         if past:
             return torch.cat((torch.cat(past), new), dim=-1)
