@@ -25,7 +25,7 @@ LONG_S = 10.0
 """Readings that take longer give way to others."""
 MAX_WAIT_S = 2.0
 """How long a long reading may wait for others."""
-SLICE_STEPS = 2.0
+SLICE_STEPS = 1.5
 """Aim for a reading slice between two steps of answers, in steps. Each step then pays for as much time
 as it takes itself for each job that reads, so that a long slice is followed by several steps."""
 JOINT_TIMES = 3.0
@@ -47,6 +47,42 @@ class Slice:
     answers: Sequence[Job] = ()
 
 
+class SliceTimes:
+    """Measured seconds of reading, by the number of tokens rounded up to `least` times a power of two."""
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+        self.seconds: dict[int, float] = {}
+
+    def rounded(self, tokens: int) -> int:
+        size = self.least
+        while size < tokens:
+            size *= 2
+        return size
+
+    def known(self, tokens: int) -> bool:
+        return self.rounded(tokens) in self.seconds
+
+    def note(self, tokens: int, seconds: float) -> None:
+        size = self.rounded(tokens)
+        self.seconds[size] = _average(self.seconds.get(size, 0.0), seconds)
+
+    def estimate(self, tokens: int) -> float:
+        """Seconds to read some tokens, from those of about that size, or between smaller and larger
+        ones. 0: nothing is known yet."""
+        wanted = self.rounded(tokens)
+        smaller = max((size for size in self.seconds if size <= wanted), default=0)
+        larger = min((size for size in self.seconds if size >= wanted), default=0)
+        if not larger:
+            return self.seconds.get(smaller, 0.0) * tokens / max(1, smaller)
+        after_s = self.seconds[larger]
+        if larger == smaller or not smaller:
+            return after_s
+        before_s = self.seconds[smaller]
+        share = (wanted - smaller) / (larger - smaller)
+        return before_s + share * (after_s - before_s)
+
+
 class SliceTimer:
     """Chooses slices, and measures them.
 
@@ -55,7 +91,8 @@ class SliceTimer:
     - Readings come in the order in which they would end if each were alone. Long ones come after
       the others, and in turn.
     - Reading slices are sized by the measured speed.
-    - Short prompts are read together, as many as a slice has room for.
+    - Short prompts are read together, as many as a slice has room for, unless one after the other
+      they would take less time.
 
     A slice has `begun` when the device has been given its work, and is `done` when the device says so:
     on a GPU that is later.
@@ -76,8 +113,10 @@ class SliceTimer:
         if step_rows is not None and device != "cpu":
             self.joint_tokens = min(self.joint_tokens, step_rows)
         self.max_stall_s = max_stall_s
-        self._slice_s: dict[int, float] = {}
-        """Measured seconds of a reading slice, by its tokens."""
+        self._alone = SliceTimes(self.least_tokens)
+        """Of slices of one job."""
+        self._together = SliceTimes(self.least_tokens)
+        """Of several jobs' prompts in the same forward passes."""
         self._distill_s = 0.0
         """Measured seconds of a distillation."""
         self._step_s = 0.0
@@ -137,9 +176,19 @@ class SliceTimer:
             if tokens + job.remaining_tokens <= most:
                 beside.append(job)
                 tokens += job.remaining_tokens
-        if not beside:
+        together = Slice(first, most, beside)
+        if not beside or not self._saves_time(together, tokens):
             return piece
-        return Slice(first, most, beside)
+        return together
+
+    def _saves_time(self, together: Slice, tokens: int) -> bool:
+        """Whether these prompts take less time together than one after the other. A size that was
+        never measured is tried."""
+        if not self._together.known(tokens):
+            return True
+        jobs = [job for job in (together.reader, *together.beside) if job is not None]
+        apart_s = sum(self._alone.estimate(job.remaining_tokens) for job in jobs)
+        return self._together.estimate(tokens) <= apart_s
 
     def _expected_s(self, piece: Slice) -> float:
         """Seconds that a slice of a reader will take."""
@@ -147,7 +196,19 @@ class SliceTimer:
         if not piece.max_tokens:
             return self._distill_s
         tokens = sum(job.remaining_tokens for job in (piece.reader, *piece.beside))
-        return self._estimate_s(min(tokens, piece.max_tokens))
+        return self._reading_s(piece, min(tokens, piece.max_tokens))
+
+    def _reading_s(self, piece: Slice, tokens: int) -> float:
+        """Seconds to read so many tokens in such a slice."""
+        times = self._times(piece)
+        if not times.known(tokens):
+            times = self._alone
+        return times.estimate(tokens)
+
+    def _times(self, piece: Slice) -> SliceTimes:
+        if piece.beside:
+            return self._together
+        return self._alone
 
     def begun(self, piece: Slice, tokens: int) -> None:
         """Note that the device has been given a slice. tokens: read in it."""
@@ -159,7 +220,7 @@ class SliceTimer:
         if not piece.max_tokens:
             self._read_s += self._distill_s
         elif tokens:
-            self._read_s += self._estimate_s(tokens)
+            self._read_s += self._reading_s(piece, tokens)
 
     def done(self, piece: Slice, tokens: int, seconds: float) -> None:
         """Note how long the device took for a slice. tokens: read in it."""
@@ -168,8 +229,7 @@ class SliceTimer:
         elif not piece.max_tokens:
             self._distill_s = _average(self._distill_s, seconds)
         elif tokens:
-            size = self._rounded(tokens)
-            self._slice_s[size] = _average(self._slice_s.get(size, 0.0), seconds)
+            self._times(piece).note(tokens, seconds)
 
     def known(self, piece: Slice, tokens: int) -> bool:
         """Whether a slice of this kind and size has been measured."""
@@ -177,29 +237,7 @@ class SliceTimer:
             return bool(self._step_s)
         if not piece.max_tokens:
             return bool(self._distill_s)
-        return self._rounded(tokens) in self._slice_s
-
-    def _rounded(self, tokens: int) -> int:
-        """The size of a slice by which its time is remembered."""
-        size = self.least_tokens
-        while size < tokens:
-            size *= 2
-        return size
-
-    def _estimate_s(self, tokens: int) -> float:
-        """Seconds to read some tokens, from slices of about that size, or between smaller and larger
-        ones. 0: nothing is known yet."""
-        wanted = self._rounded(tokens)
-        smaller = max((size for size in self._slice_s if size <= wanted), default=0)
-        larger = min((size for size in self._slice_s if size >= wanted), default=0)
-        if not larger:
-            return self._slice_s.get(smaller, 0.0) * tokens / max(1, smaller)
-        after_s = self._slice_s[larger]
-        if larger == smaller or not smaller:
-            return after_s
-        before_s = self._slice_s[smaller]
-        share = (wanted - smaller) / (larger - smaller)
-        return before_s + share * (after_s - before_s)
+        return self._times(piece).known(tokens)
 
     def _next_reader(self, readers: Sequence[Job]) -> Job:
         long = [job for job in readers if self._left_s(job) > LONG_S]
@@ -212,7 +250,7 @@ class SliceTimer:
 
     def _left_s(self, job: Job) -> float:
         """Seconds that a job would still read if it were alone."""
-        return self._estimate_s(job.remaining_tokens)
+        return self._alone.estimate(job.remaining_tokens)
 
     def _order(self, job: Job) -> float:
         """When a job would have read everything if it were alone. The first comes first."""
@@ -222,7 +260,7 @@ class SliceTimer:
         """Tokens of a reading slice: the whole chunk, or `least_tokens` times a power of two."""
         most = job.config.chunk_tokens or self.chunk_tokens
         tokens = self.least_tokens
-        while tokens < most and self._estimate_s(2 * tokens) <= aim_s:
+        while tokens < most and self._alone.estimate(2 * tokens) <= aim_s:
             tokens *= 2
         return min(most, tokens)
 

@@ -55,25 +55,25 @@ def note(timer: SliceTimer, piece: Slice, seconds: float, tokens: int) -> None:
 
 def timer_of(tokens_per_s: float) -> SliceTimer:
     timer = SliceTimer("cpu")
-    timer._slice_s = {tokens: tokens / tokens_per_s for tokens in (64, 128, 256, 512)}
+    timer._alone.seconds = {tokens: tokens / tokens_per_s for tokens in (64, 128, 256, 512)}
     return timer
 
 
 @pytest.mark.parametrize(
     ("readers", "step_s", "speed", "longest_s", "share"),
     [
-        (1, 0.1, 10_000, 0.2, 1.0),
+        (1, 0.1, 10_000, 0.15, 1.0),
         (1, 0.4, 10_000, 0.25, 0.25 / 0.4),
         (4, 0.05, 10_000, 0.2, 4.0),
         (60, 0.01, 10_000, 0.25, 25.0),
-        (1, 0.1, 400, 0.2, 0.8),
+        (1, 0.1, 400, 0.16, 0.8),
         (1, 0.1, 100, 0.64, 0.64 / 0.3),
     ],
 )
 def test_reading_between_two_steps_is_limited(
     readers: int, step_s: float, speed: int, longest_s: float, share: float
 ) -> None:
-    """By the time of two steps, or of a step for each reader, or of the smallest slice. On average it
+    """By the time of one and a half steps, or of a step for each reader, or of the smallest slice. On average it
     is a step for each reader, or `max_stall_s`."""
     timer = timer_of(speed)
     jobs = [*(reader(10_000) for _ in range(readers)), answer()]
@@ -177,9 +177,9 @@ def test_the_speed_is_measured() -> None:
         piece = timer.choose([reader(10_000)])
         assert piece is not None
         note(timer, piece, 0.1 + 0.001 * size, size)
-    assert timer._slice_s[512] == pytest.approx(0.612, rel=0.1)
-    assert timer._slice_s[64] == pytest.approx(0.16, rel=0.1)
-    assert timer._estimate_s(1024) == pytest.approx(1.224, rel=0.1)
+    assert timer._alone.seconds[512] == pytest.approx(0.612, rel=0.1)
+    assert timer._alone.seconds[64] == pytest.approx(0.16, rel=0.1)
+    assert timer._alone.estimate(1024) == pytest.approx(1.224, rel=0.1)
 
 
 def test_only_views_of_the_lists_are_public() -> None:
@@ -256,6 +256,22 @@ def test_prompts_share_a_slice_within_its_time(speed: int, answers: int, togethe
         assert tokens / speed <= 0.2
 
 
+def test_prompts_share_no_slice_that_takes_longer_than_one_after_the_other() -> None:
+    """On a GPU a row of a step costs as much as a step for few rows."""
+    timer = timer_of(10_000)
+    few = prompts(60, 60)
+    many = prompts(*[6] * 20)
+    piece = timer.choose(few)
+    assert piece is not None
+    assert piece.beside
+    note(timer, piece, 0.05, 120)
+    assert timer._alone.seconds == timer_of(10_000)._alone.seconds, (
+        "a joint slice is no measure of one"
+    )
+    assert chosen(timer, few) == ([60], CHUNK)
+    assert chosen(timer, many) == ([6] * 20, CHUNK), "one by one takes 20 times as long as one"
+
+
 def test_a_joint_slice_counts_for_all_its_jobs() -> None:
     timer = timer_of(1000)
     jobs = prompts(40, 30)
@@ -268,10 +284,10 @@ def test_a_joint_slice_counts_for_all_its_jobs() -> None:
 
 def test_sizes_that_were_not_measured_lie_between_those_that_were() -> None:
     timer = SliceTimer("cpu")
-    assert timer._estimate_s(100) == 0.0
-    timer._slice_s = {128: 0.2, 512: 0.8}
+    assert timer._alone.estimate(100) == 0.0
+    timer._alone.seconds = {128: 0.2, 512: 0.8}
     for tokens, seconds in ((60, 0.2), (128, 0.2), (200, 0.4), (512, 0.8), (1024, 1.6)):
-        assert timer._estimate_s(tokens) == pytest.approx(seconds)
+        assert timer._alone.estimate(tokens) == pytest.approx(seconds)
 
 
 def test_prompts_that_come_at_once_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
