@@ -83,8 +83,13 @@ def document_mean(method: str, talks: bool, known: bool = False) -> float:
     return sum(sum(some) / len(some) for some in tasks.values()) / len(tasks)
 
 
-def facts_found(method: str | None, length: int) -> str:
-    right = [r["right"] for r in records("facts") if (r["method"], r["length"]) == (method, length)]
+def facts_found(method: str | None, length: int, distractors: bool = True) -> str:
+    wanted = (method, length, distractors)
+    right = [
+        r["right"]
+        for r in records("facts")
+        if (r["method"], r["length"], r.get("distractors", True)) == wanted
+    ]
     if not right:
         return ""
     return f"{sum(right)} of {len(right)}"
@@ -122,13 +127,93 @@ def questions_later_texts() -> list[str]:
     talks = [row for row in rows if row["task"] == "locomo"]
     others = [row for row in rows if row["task"] != "locomo"]
     asked = [sum(len(row["scores"]) for row in some) for some in (others, talks)]
-    facts = [r for r in records("facts") if (r["method"], r["length"]) == ("full", 16 * K)]
+    facts = [
+        r
+        for r in records("facts")
+        if (r["method"], r["length"]) == ("full", 16 * K) and r.get("distractors", True)
+    ]
     texts = len({r["trial"] for r in facts})
     return [
         f"Documents: {asked[0]} questions to {len(others)} documents of {len({r['task'] for r in others})} "
         f"tasks, the mean of the tasks. LoCoMo: {asked[1]} questions to {len(talks)} conversations. Facts: "
         f"{len(facts) // texts} natural facts in each of {texts} texts, public-domain novels around them."
     ]
+
+
+ALONE = (
+    ("full context", "full"),
+    ("**the default**, question known (`infinipot`)", "infinipot:catalyst=question"),
+    ("`relevance`, question known", "relevance"),
+    ("**the default**, question unknown (`outliers`)", "outliers"),
+)
+
+
+@block
+def facts_alone() -> list[str]:
+    rows = []
+    for name, method in ALONE:
+        found = [facts_found(method, length, distractors=False) for length in FACT_LENGTHS]
+        rows.append([name, *found])
+    return table(("without distractors", "facts, 16K", "facts, 131K"), rows)
+
+
+def share_kept(method: str, distractors: bool, right: bool | None = None) -> float:
+    """Mean share of a fact's entries in the pot at 131K tokens, in per cent."""
+    kept = [
+        row["kept"]
+        for row in records("facts")
+        if (row["method"], row["length"]) == (method, 128 * K)
+        and row.get("distractors", True) is distractors
+        and right in (None, row["right"])
+    ]
+    return 100 * sum(kept) / len(kept)
+
+
+@block
+def facts_kept() -> list[str]:
+    default = share_kept("infinipot:catalyst=question", distractors=False)
+    unfound = share_kept("outliers", distractors=True, right=False)
+    return [
+        f"Where facts of 131K tokens are lost: with the question known, `relevance` keeps {share_kept('relevance', True):.0f} % of "
+        f"a fact's entries, the default {default:.0f} % of those without distractors. With the question unknown, facts "
+        f"that are not found have {unfound:.0f} % of their entries left."
+    ]
+
+
+def task_means(name: str, method: str) -> dict[str, float]:
+    """The mean score of each task, of rows with one score or several."""
+    tasks: dict[str, list[float]] = {}
+    for row in records(name):
+        if row["method"] == method and row["model"] == LARGER:
+            scores = row["scores"].values() if "scores" in row else [row["score"]]
+            tasks.setdefault(row["task"], []).extend(scores)
+    return {task: sum(some) / len(some) for task, some in tasks.items()}
+
+
+KNOWN = (
+    ("full context", "full"),
+    ("**the default** (`infinipot`)", "infinipot"),
+    ("`relevance`", "relevance"),
+)
+
+
+@block
+def benchmarks_known() -> list[str]:
+    rows = []
+    for name, method in KNOWN:
+        cells = [name]
+        for source in ("longbench", "ruler_documents"):
+            means = task_means(source, method)
+            cells.append(f"{sum(means.values()) / len(means):.1f}")
+        keys = [
+            row["right"]
+            for row in records("needle")
+            if (row["model"], row["method"], row["haystack"]) == (LARGER, method, "books")
+        ]
+        cells.append(f"{sum(keys)} of {len(keys)}" if keys else "")
+        rows.append(cells)
+    head = ("method", "LongBench, 16 tasks", "RULER, 11 tasks, 16K", "pass keys in novels, 131K")
+    return table(head, rows)
 
 
 def later_row() -> list[str]:
@@ -500,12 +585,32 @@ def beside_kvpress() -> list[str]:
 BESIDE = ("pot", "stock", "SnapKVPress")
 
 
-def engine(shape: str, ranks: int = 1, spread: bool = False) -> Record:
+@block
+def benchmarks_known_said() -> list[str]:
+    from infinipot.eval import scores
+    from infinipot.eval.stats import paired_difference
+
+    rows = [r for r in records("longbench") if r["model"] == LARGER]
+    by_method = scores.by_label(rows)
+    gap, interval = paired_difference(by_method["infinipot"], by_method["relevance"])
+    assert interval is not None
+    count = sum(map(len, by_method["full"].values()))
+    return [
+        f"LongBench: {count} rows. `relevance` less the default: {gap:+.1f} ({interval[0]:+.1f} to "
+        f"{interval[1]:+.1f}, by row)."
+    ]
+
+
+ENGINE: Record = {"tensor_parallel": 1, "spread": False, "weights": None}
+"""Arguments of `engine_speed.py`, as they are left out."""
+
+
+def engine(shape: str, ranks: int = 1, spread: bool = False, weights: str | None = None) -> Record:
     """The newest record of `engine_speed.py` for a shape, on so many ranks."""
-    how = (shape, ranks, spread)
+    how = {"shape": shape, "tensor_parallel": ranks, "spread": spread, "weights": weights}
     for record in reversed(records("engine_speed")):
-        args = record["arguments"]
-        if (args["shape"], args.get("tensor_parallel", 1), args.get("spread", False)) == how:
+        args = {**ENGINE, **record["arguments"]}
+        if {name: args[name] for name in how} == how:
             return record
     raise LookupError(f"no record of {how}")
 
@@ -588,6 +693,73 @@ def engine_speed() -> list[str]:
     total = 100 * sum(record["shares"].values())
     rows.append(["of the kernels' time while reading", f"{total:.1f} %: {parts}"])
     return table(("8B Llama shape, default sizes", "one H200"), rows)
+
+
+@block
+def gpu_int4() -> list[str]:
+    record = engine("llama-8b-shape", weights="int4")
+    rows = [
+        [f"reading {int(length):,} tokens", f"{speeds[-1]:,} tokens/s"]
+        for length, speeds in record["reading_tps"].items()
+    ]
+    rows += [
+        ["decoding", f"{record['answering_tps']['1']} tokens/s"],
+        ["weights", f"{gigabytes(record['weight_bytes'])} GB"],
+        ["peak of all tensors", f"{gigabytes(max(record['peak_bytes'].values()))} GB"],
+        ["peak, as torch reserves it", f"{gigabytes(record['reserved_peak_bytes'])} GB"],
+    ]
+    head = (
+        "8B Llama shape, `--weights int4`",
+        f"at most {record['arguments']['memory']} of an H200",
+    )
+    return table(head, rows)
+
+
+PRODUCTS = ("4096x4096", "1024x4096", "14336x4096", "4096x14336")
+PRODUCT_DEFAULTS = {"MOST_OUTPUTS": 8, "ROW_PROGRAMS": 1056, "ROW_WARPS": 4}
+
+
+def product(shape: str, rows: int, what: str) -> str:
+    """Microseconds of a product with weights in four bits, with the constants as they are."""
+    for record in records("gpu_weight_kernels"):
+        for one in record["products"]:
+            same = all(one.get(name, value) == value for name, value in PRODUCT_DEFAULTS.items())
+            if (one["shape"], one["rows"]) == (shape, rows) and same and what in one:
+                return f"{one[what]:.1f}"
+    return ""
+
+
+@block
+def gpu_products() -> list[str]:
+    rows = []
+    for shape in PRODUCTS:
+        cells = [
+            " / ".join(filter(None, (product(shape, count, what) for what in WAYS)))
+            for count in (1, 8, 64, 1024)
+        ]
+        rows.append([shape, *cells])
+    return table(("weight", "1 row", "8 rows", "64 rows", "1,024 rows"), rows)
+
+
+WAYS = ("kernel", "unpacked", "bfloat16")
+
+
+@block
+def sessions_on_a_gpu() -> list[str]:
+    many = sessions(on_gpu=True)
+    quarters = [f"{x / 1e6:,.0f}" for x in many["rss_bytes_by_quarter"]]
+    first, last = (f"{x / 1e6:.0f}" for x in many["device_bytes_first_last"])
+    return [
+        f"{many['sessions']:,} conversations one after another with a tiny model, on the same GPU: memory of the "
+        f"GPU {first} MB after a quarter and {last} MB at the end, resident memory {' / '.join(quarters)} MB by "
+        f"quarters, open files {many['files_first_last'][0]} and {many['files_first_last'][1]}."
+    ]
+
+
+def sessions(on_gpu: bool) -> Record:
+    """The newest record of `many_sessions.py`."""
+    some = [r for r in records("many_sessions") if bool(r["machine"]["gpu"]) is on_gpu]
+    return some[-1]
 
 
 @block
@@ -788,7 +960,7 @@ def server_on_a_cpu() -> list[str]:
     tiny, small = records("answers_together")
     engine = [r["tps"]["8, novelty 0.25"] / r["tps"]["1, novelty 0.25"] for r in (tiny, small)]
     spoiled = records("server_input")[-1]
-    many = records("many_sessions")[-1]
+    many = sessions(on_gpu=False)
     quarters = [f"{x / 1e6:.1f}" for x in many["rss_bytes_by_quarter"]]
     first, last = (x / 1e6 for x in load["rss_bytes_first_last"])
     before, after = (x / 1e6 for x in spoiled["rss_bytes"])
@@ -958,7 +1130,8 @@ def measured_speed() -> list[list[str]]:
     large = engine("llama-8b-shape")
     together = {count: f"{speed:,}" for count, speed in large["answering_tps"].items()}
     pot, stock, press = (row_of(records("kvpress_beside")[-1], 128 * K, what) for what in BESIDE)
-    one, many = records("serving")[:2]
+    clients = {r["clients"]: r for r in records("serving")}
+    one, many = clients[1], clients[32]
     cpu = {
         (n, what): row_of(bench("smollm2"), n, what)
         for n in (K, 8 * K, 16 * K, 32 * K)
@@ -969,7 +1142,8 @@ def measured_speed() -> list[list[str]]:
         return f"{cpu[length, 'pot'][name] / cpu[length, 'stock'][name]:.2f}"
 
     small = records("small_machine")[-1]
-    clients = [f"{turn['together_tps']:.0f}" for turn in one["turns"]]
+    alone = [f"{turn['together_tps']:.0f}" for turn in one["turns"]]
+    bounded = engine("llama-8b-shape", weights="int4")
     return [
         [
             "8B Llama shape, pot 4,096, default sizes, one H200",
@@ -978,8 +1152,14 @@ def measured_speed() -> list[list[str]]:
             "`python benchmarks/engine_speed.py`",
         ],
         [
+            "the 8B shape with `--weights int4` in 8 GB of an H200, pot 4,096",
+            f"reading 131,072 tokens {bounded['reading_tps']['131072'][-1]:,} tokens/s, decoding "
+            f"{bounded['answering_tps']['1']}; peak {gigabytes(bounded['reserved_peak_bytes'])} GB",
+            "`python benchmarks/engine_speed.py --weights int4 --memory 8GB`",
+        ],
+        [
             "the 8B shape served at default sizes, one H200, prompts of 4,480 tokens",
-            f"one client: first token after {one['turns'][0]['ttft_s']['median']:.2f} s, {min(clients)} to {max(clients)} tokens/s; "
+            f"one client: first token after {one['turns'][0]['ttft_s']['median']:.2f} s, {min(alone)} to {max(alone)} tokens/s; "
             f"32 clients at once: first token after {many['turns'][0]['ttft_s']['median']:.1f} s (median), of a second turn after "
             f"{many['turns'][1]['ttft_s']['median']:.1f} s",
             "`python benchmarks/serving.py`",

@@ -65,7 +65,9 @@ def limited(memory: str | None, device: torch.device) -> None:
     size = memory_bytes(memory)
     if device.type == "cuda":
         whole = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, size / whole), device)
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, size / whole), torch.cuda.current_device()
+        )
 
 
 def or_none(work: Callable[[], T]) -> T | None:

@@ -82,6 +82,14 @@ def needle(
             "report the other. [default: all]",
         ),
     ] = None,
+    distractors: Annotated[
+        bool | None,
+        typer.Option(
+            "--distractors/--no-distractors",
+            help="Kind facts: for each fact another statement of its template, about somebody "
+            "else. [default: yes]",
+        ),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(metavar="N", parser=whole, help="Another seed gives other texts and keys."),
@@ -98,8 +106,11 @@ def needle(
     places = [share(text) for text in split(depths or "0.1,0.5,0.9")]
     if not sizes or not places:
         raise BadUse("give at least one length and one depth")
-    if kind != FACTS and (facts is not None or templates is not None):
-        raise BadUse("--facts and --templates belong to --kind facts: leave them out, or add it")
+    of_facts = (facts, templates, distractors)
+    if kind != FACTS and any(option is not None for option in of_facts):
+        raise BadUse(
+            "--facts, --templates and --distractors belong to --kind facts: leave them out, or add it"
+        )
     sweep = prepare(options, model, out, "infinipot")
     from infinipot.eval.tasks.haystack import documents
     from infinipot.optional import EVAL, need
@@ -117,7 +128,9 @@ def needle(
     if kind == FACTS:
         if depths is None:
             places = []
-        outcome = on_facts(sweep, facts or 5, places, templates=templates or "all", **texts)
+        texts["templates"] = templates or "all"
+        texts["distractors"] = distractors is not False
+        outcome = on_facts(sweep, facts or 5, places, **texts)
     else:
         outcome = on_keys(sweep, kind, places, **texts)
     show(*outcome, json)

@@ -16,8 +16,9 @@ TIMES = ("read_s", "answer_s")
 
 
 def identity(record: Record, key: Sequence[str]) -> str:
-    """The fields of `key` as one string: what was measured, without the outcome."""
-    return json.dumps([record[name] for name in key], sort_keys=True, ensure_ascii=False)
+    """The fields of `key` as one string: what was measured, without the outcome. Fields that came later
+    than a record count as None."""
+    return json.dumps([record.get(name) for name in key], sort_keys=True, ensure_ascii=False)
 
 
 def lines(path: Path) -> list[Record]:

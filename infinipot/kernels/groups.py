@@ -15,9 +15,10 @@ Part = tuple[Tensor, Tensor, Tensor | None]
 """Some rows of a weight, as `model.groups.GroupedWeight` holds them: numbers [N, G, 32] int8 or [N, G,
 16] uint8, scale [N, G] float16, and the least values, or None for eight bits. All are contiguous."""
 
-FEW = 64
-"""Up to so many rows of x, `products` is meant to be faster than to unpack the weights for torch's own
-product (`benchmarks/gpu_weight_kernels.py` measures both)."""
+FEW = 32
+"""Up to so many rows of x, `products` is faster than to unpack the weights for torch's own product: on an
+H200 in half of the time for 8 rows, but half as fast again for 64
+(`benchmarks/gpu_weight_kernels.py`)."""
 ALONE = 2
 """Up to so many rows, `row_product` multiplies each by itself. The weights come from the GPU's cache
 for all but the first."""

@@ -131,6 +131,8 @@ def test_facts_stand_at_ends_of_sentences_near_their_depths(replica: Replica, pr
         assert replica.tokenizer.decode(stack.ids[start:stop]) == " " + statement
         before = replica.tokenizer.decode(stack.ids[:start]).rstrip()
         assert before.endswith((".", "!", "?"))
+    alone = placed(hidden, [0.2, 0.2, 0.9, 0.5], distractors=False)
+    assert [text for _, text in alone] == [hidden[place].statement for place in (0, 1, 3, 2)]
 
 
 def test_questions_are_asked_of_one_pot(replica: Replica, tiny: Model, prose: str) -> None:
@@ -189,6 +191,9 @@ def test_the_command_names_kind_template_and_depth(
     assert {record["template"] for record in records} <= {one.name for one in templates_of("odd")}
     assert main(["plot", str(out)]) == 0
     assert capsys.readouterr().out == shown
+    assert main([*args, "--no-distractors"]) == 0
+    assert "odd templates · without distractors · 600 tokens" in capsys.readouterr().out
+    assert len((out / "facts.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,7 @@ def test_the_command_names_kind_template_and_depth(
         (["--kind", "facts", "--facts", "99"], "there are 36 templates"),
         (["--kind", "facts", "--templates", "left"], "unknown half of templates 'left'"),
         (["--facts", "3"], "belong to --kind facts"),
+        (["--no-distractors"], "belong to --kind facts"),
         (["--kind", "fact"], "did you mean 'facts'"),
         (["--kind", "facts", "--haystack", "no/such"], "there is no haystack"),
     ],

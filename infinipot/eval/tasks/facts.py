@@ -31,6 +31,7 @@ KEY = (
     "system",
     "length",
     "templates",
+    "distractors",
     "depths",
     "trial",
     "seed",
@@ -50,7 +51,8 @@ class FactsReading:
 
     Every question meets the same pot. A method whose catalyst is the question knows all questions
     together. depths: places of the facts, 0 .. 1, one for each. templates: `all`, or the `even` or
-    `odd` ones of each kind. The text depends on everything except the method.
+    `odd` ones of each kind. distractors: whether each fact has one, a statement of the same template
+    about somebody else. The text depends on everything except the method.
     """
 
     model: Model
@@ -63,6 +65,7 @@ class FactsReading:
     seed: int = 0
     max_tokens: int = 32
     system: str | None = None
+    distractors: bool = True
 
     @property
     def title(self) -> str:
@@ -87,6 +90,8 @@ class FactsReading:
             "seed": self.seed,
             "max_tokens": self.max_tokens,
         }
+        if not self.distractors:
+            shared["distractors"] = False
         return [
             {**shared, "template": template.name, "kind": template.kind, "depth": depth}
             for template, depth in zip(self.chosen(), self.depths, strict=True)
@@ -102,7 +107,7 @@ class FactsReading:
 
     def run(self, replica: Replica) -> list[Record]:
         hidden, chance = self.hidden()
-        statements = placed(hidden, self.depths)
+        statements = placed(hidden, self.depths, self.distractors)
         stack = hide(replica, self.haystack, self.length, statements, chance)
         spans = dict(zip([text for _, text in statements], stack.spans, strict=True))
         session = open_session(replica, self.method.config, system=self.system)
@@ -137,8 +142,10 @@ class FactsReading:
         }
 
 
-def placed(hidden: Sequence[Fact], depths: Sequence[float]) -> list[tuple[float, str]]:
-    """Pairs of depth and statement, sorted, with the distractors."""
+def placed(
+    hidden: Sequence[Fact], depths: Sequence[float], distractors: bool = True
+) -> list[tuple[float, str]]:
+    """Pairs of depth and statement, sorted. distractors: with those."""
     found: list[tuple[float, str]] = []
     counts: dict[float, int] = {}
     for fact, depth in zip(hidden, depths, strict=True):
@@ -148,7 +155,8 @@ def placed(hidden: Sequence[Fact], depths: Sequence[float]) -> list[tuple[float,
             apart = -apart
         near = min(1.0, max(0.0, depth + apart))
         found.append((near, fact.statement))
-        found.append(((near + OPPOSITE) % 1, fact.distractor))
+        if distractors:
+            found.append(((near + OPPOSITE) % 1, fact.distractor))
     return sorted(found)
 
 
@@ -187,11 +195,14 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
     """Write tables by kind and by depth, and heat maps. Returns the text and the files' paths."""
     texts = []
     files = []
-    groups: dict[tuple[str, str], list[Record]] = {}
+    groups: dict[tuple[str, str, bool], list[Record]] = {}
     for record in records:
-        groups.setdefault((record["haystack"], record["templates"]), []).append(record)
-    for (haystack, half), some in groups.items():
+        place = (record["haystack"], record["templates"], record.get("distractors", True))
+        groups.setdefault(place, []).append(record)
+    for (haystack, half, distractors), some in groups.items():
         title = f"facts in {haystack} · {half} templates"
+        if not distractors:
+            title += " · without distractors"
         for length in sorted({record["length"] for record in some}):
             own = [as_question(record) for record in some if record["length"] == length]
             own.sort(key=lambda record: KINDS.index(record["kind"]))
@@ -200,7 +211,8 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
         if any(record["kept"] is not None for record in some):
             texts.append(f"facts' entries still in the pot\n\n{report.table(some, 'kept')}")
         texts.append(grouped.seconds([as_question(record) for record in some]))
-        path = folder / f"facts-{half}-{Path(haystack).stem}"
+        name = f"facts-{half}" if distractors else f"facts-{half}-alone"
+        path = folder / f"{name}-{Path(haystack).stem}"
         files += charts.heat_maps(report.shares(some), title, tokens, path)
     text = "\n\n".join(texts)
     (folder / f"{NAME}.md").write_text(text, "utf-8")
@@ -209,11 +221,11 @@ def write(records: Sequence[Record], folder: Path) -> tuple[str, list[Path]]:
 
 def as_question(record: Record) -> Record:
     """The record as one of a question about a document, the text."""
-    names = ("haystack", "length", "templates", "depths", "trial", "seed")
+    names = ("haystack", "length", "templates", "distractors", "depths", "trial", "seed")
     return {
         **record,
         "task": NAME,
-        "document": " ".join(str(record[name]) for name in names),
+        "document": " ".join(str(record.get(name)) for name in names),
         "id": record["template"],
         "digest": "",
         "score": 100.0 * record["right"],
