@@ -90,8 +90,10 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
         fresh = layers[0].length - index.shape[-1]
         shape = (*index.shape[:2], fresh)
         places = torch.arange(-fresh, 0, device=index.device) + self.tokens_read
-        novelty = F.pad(self.novelty, (0, fresh - self.novelty.shape[1]))
-        novelty = novelty.to(index.device)[:, None].expand(shape)
+        novelty = torch.zeros(1, fresh, device=index.device)
+        if self.novelty.shape[1]:  # a copy from the CPU would wait for the GPU
+            novelty[:, : self.novelty.shape[1]] = self.novelty
+        novelty = novelty[:, None].expand(shape)
         places = torch.cat((index.long(), places.expand(shape)), dim=-1)
         before = torch.cat([layer.novelty for layer in layers])
         return places, torch.cat((before, novelty), dim=-1)

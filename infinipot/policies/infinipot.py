@@ -1,6 +1,5 @@
-"""InfiniPot (arXiv 2410.01518): novelty first, then attention from the catalyst, per head. Unless
-options ask for the paper's way, `Relevance` chooses instead where a question is known, and `Outliers`
-where none is.
+"""InfiniPot (arXiv 2410.01518): novelty first, then attention from the catalyst, per head. Without a
+question `Outliers` chooses instead, unless options ask for the paper's way.
 
 The paper does not smooth scores. Averages over 7 slots keep phrases whole, for example all digits of
 a number. A question attends to the start of its answer: with enough room, the entries after a strong
@@ -17,7 +16,6 @@ from infinipot.catalysts import PROMPTS
 from infinipot.policies.base import QUESTION, Observation, Policy
 from infinipot.policies.options import Attended, Prompted, check_prompt, check_share
 from infinipot.policies.outliers import Outliers
-from infinipot.policies.relevance import Relevance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +48,9 @@ class InfiniPot(Prompted, Attended):
             )
 
     def for_catalyst(self, kind: str | None) -> Policy:
-        if self != InfiniPot(sinks=self.sinks, recent=self.recent):
+        plain = InfiniPot(sinks=self.sinks, recent=self.recent)
+        if kind in QUESTION or self != plain:
             return self
-        if kind in QUESTION:
-            return Relevance(sinks=self.sinks, recent=self.recent)
         return Outliers(sinks=self.sinks, recent=self.recent)
 
     def default_recent(self, budget: int) -> int:

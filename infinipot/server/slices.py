@@ -25,7 +25,7 @@ LONG_S = 10.0
 """Readings that take longer give way to others."""
 MAX_WAIT_S = 2.0
 """How long a long reading may wait for others."""
-SLICE_STEPS = 1.5
+SLICE_STEPS = 1.25
 """Aim for a reading slice between two steps of answers, in steps. Each step then pays for as much time
 as it takes itself for each job that reads, so that a long slice is followed by several steps."""
 JOINT_TIMES = 3.0
@@ -86,8 +86,8 @@ class SliceTimes:
 class SliceTimer:
     """Chooses slices, and measures them.
 
-    - Between two steps of the answers there is reading for a limited time: slices as long as two
-      steps, and on average as long as one step for each job that reads.
+    - Between two steps of the answers there is reading for a limited time: slices a little longer
+      than a step, and on average as long as one step for each job that reads.
     - Readings come in the order in which they would end if each were alone. Long ones come after
       the others, and in turn.
     - Reading slices are sized by the measured speed.
