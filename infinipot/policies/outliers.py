@@ -18,7 +18,7 @@ from infinipot.checks import finite_number
 from infinipot.policies.base import Observation, fixed
 from infinipot.policies.keydiff import unlike
 from infinipot.policies.options import Ends
-from infinipot.scoring.outliers import outlier_scores
+from infinipot.scoring.outliers import joined, outlier_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ class Outliers(Ends):
         return self.judge_layers([layer])
 
     def judge_layers(self, layers: Sequence[Observation]) -> Tensor:
-        """Scores of all entries, [L, K, P]. Older survivors keep the scores that they have."""
-        past = [layer.past for layer in layers if layer.past is not None]
-        start = 0
-        if past:
-            start = past[0].shape[-1]
+        """Scores of all entries, [L, K, P]. Older survivors keep the scores that they have. A
+        sentence counts by all of these layers: those judged apart (on several GPUs, with `--spread`,
+        or of several shapes) go by their own."""
+        past = joined([layer.past for layer in layers if layer.past is not None])
+        start = past.shape[-1]
         signals = [torch.cat([unlike(layer.rotated)[..., start:] for layer in layers])]
         weights = [1.0]
         if self.by_novelty:
@@ -71,6 +71,6 @@ class Outliers(Ends):
             spans = layers[0].require("sentences")[-signals[0].shape[-1] :]
         across = layers[0].mean_of_ranks
         new = outlier_scores(signals, weights, spans, self.by_sentence, across)
-        if past:
-            return torch.cat((torch.cat(past), new), dim=-1)
+        if start:
+            return torch.cat((past, new), dim=-1)
         return new

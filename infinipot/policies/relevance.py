@@ -1,5 +1,5 @@
-"""Entries by the attention of the question, their own and that of their sentence: for texts whose question
-is known while they are read.
+"""Entries by the attention of the question, their own and that of their sentence: for texts whose
+question is known while they are read.
 
 Attention of one head to one token is noisy: a sentence that the question is about gets some from
 most of its tokens and heads, in the later half of the layers above all. What the early layers look
@@ -18,7 +18,7 @@ from torch import Tensor
 from infinipot.checks import finite_number
 from infinipot.policies.base import Observation, fixed
 from infinipot.policies.options import Ends, Prompting
-from infinipot.scoring.outliers import span_means
+from infinipot.scoring.outliers import joined, span_means
 
 LEAST = 1e-3
 """Added to attention before its logarithm, in shares of what an average entry gets."""
@@ -53,18 +53,19 @@ class Relevance(Prompting, Ends):
 
         An entry's score is log(own + LEAST) + by_sentence * log(sentence + LEAST). own: the attention
         that it receives in its head, beside 1 for an average entry. sentence: the mean over the
-        entries of its sentence, in all heads of the later half of these layers.
+        entries of its sentence, in all heads of the later half of these layers. So layers that are
+        judged apart (on several GPUs, with `--spread`, or of several shapes) go by their own later
+        half. Of an odd number of layers the middle one is a later one.
         """
-        received = torch.cat([layer.require("catalyst") for layer in layers])
-        past = [layer.past for layer in layers if layer.past is not None]
-        start = 0
-        if past:
-            start = past[0].shape[-1]
-        own = received.float()[..., start:] * received.shape[-1]
+        received = joined([layer.require("catalyst") for layer in layers])
+        past = joined([layer.past for layer in layers if layer.past is not None])
+        old = past.shape[-1]
+        own = received[..., old:].float() * received.shape[-1]
         spans = layers[0].require("sentences")[-own.shape[-1] :]
         later = own[len(own) // 2 :].mean(dim=(0, 1), keepdim=True)
         sentence = span_means(layers[0].mean_of_ranks(later), spans)
-        new = (own + LEAST).log() + self.by_sentence * (sentence + LEAST).log()
-        if past:
-            return torch.cat((torch.cat(past), new), dim=-1)
-        return new
+        scores = own.add_(LEAST).log_()  # in place: made here
+        scores += self.by_sentence * (sentence + LEAST).log()
+        if old:
+            return torch.cat((past, scores), dim=-1)
+        return scores

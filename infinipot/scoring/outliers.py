@@ -58,6 +58,16 @@ def span_numbers(ends: Tensor, longest: int = LONGEST) -> Tensor:
     return ((places - starts) % longest == 0).long().cumsum(dim=0) - 1
 
 
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Tensors of some layers, [l, K, P] each, as one [L, K, P]. A single one is not copied. Without
+    any there are no entries: P is 0."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return torch.empty(0, 0, 0)
+    return torch.cat(list(parts))
+
+
 def span_means(scores: Tensor, spans: Tensor) -> Tensor:
     """Each entry gets the mean of its span. scores: [L, K, P]. spans: [P]."""
     index = spans.expand_as(scores)

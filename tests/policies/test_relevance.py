@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,40 +19,99 @@ from infinipot.policies import Observation
 from infinipot.policies.relevance import LEAST, Relevance
 
 
-def plain_scores(layer: Observation, weight: float, start: int) -> list[list[float]]:
-    """[head] -> the scores of the new entries of a layer."""
-    own = (layer.require("catalyst")[0, :, start:] * ENTRIES).tolist()
-    count = len(own[0])
-    spans = layer.require("sentences").tolist()[-count:]
-    heads = [sum(row[entry] for row in own) / HEADS for entry in range(count)]
-    found = []
-    for row in own:
-        scores = []
-        for entry in range(count):
-            some = [heads[other] for other in range(count) if spans[other] == spans[entry]]
-            sentence = sum(some) / len(some)
-            scores.append(math.log(row[entry] + LEAST) + weight * math.log(sentence + LEAST))
-        found.append(scores)
-    return found
+def plain_scores(layers: list[Observation], weight: float, start: int) -> list[list[list[float]]]:
+    """[layer][head] -> the scores of the new entries."""
+    own = [(one.require("catalyst")[0, :, start:] * ENTRIES).tolist() for one in layers]
+    count = ENTRIES - start
+    spans = layers[0].require("sentences").tolist()[-count:]
+    rows = [head for layer in own[len(own) // 2 :] for head in layer]
+    means = [sum(row[entry] for row in rows) / len(rows) for entry in range(count)]
+    sentences = []
+    for span in spans:
+        some = [mean for mean, other in zip(means, spans, strict=True) if other == span]
+        sentences.append(weight * math.log(sum(some) / len(some) + LEAST))
+    return [
+        [
+            [math.log(x + LEAST) + more for x, more in zip(head, sentences, strict=True)]
+            for head in layer
+        ]
+        for layer in own
+    ]
 
 
 @pytest.mark.parametrize("weight", [2.0, 0.5, 0])
-def test_scores_are_those_of_plain_loops(weight: float) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_scores_are_those_of_plain_loops(count: int, weight: float) -> None:
+    """Of a single layer, of two, and of three, of which the later two make the sentences."""
     policy = Relevance(by_sentence=weight)
-    layers = observations(OLD)
+    layers = observations(OLD)[:count]
+    before = [layer.require("catalyst").clone() for layer in layers]
     found = policy.judge_layers(layers)
-    for layer, row in zip(layers, found, strict=True):
-        expected = torch.tensor(plain_scores(layer, weight, OLD))
-        assert_close("new", row[..., OLD:], expected, tolerance=1e-5)
+    expected = torch.tensor(plain_scores(layers, weight, OLD))
+    assert_close("new", found[..., OLD:], expected, tolerance=1e-5)
+    for layer, attention, row in zip(layers, before, found, strict=True):
         assert torch.equal(row[..., :OLD], layer.past[0])
-        assert torch.equal(policy.judge(layer)[0], row), "layers do not depend on each other"
-    assert torch.equal(policy.judge_layers([stacked(layers[:2]), *layers[2:]]), found)
+        assert torch.equal(layer.require("catalyst"), attention), "what was seen stays"
+    for parts in ([stacked(layers)], [stacked(layers[:1]), *layers[1:]]):
+        assert torch.equal(policy.judge_layers(parts), found)
+
+
+def test_layers_that_are_judged_apart_have_their_own_later_half() -> None:
+    policy = Relevance()
+    layers = observations(OLD)
+    for layer in layers:
+        alone = torch.tensor(plain_scores([layer], 2.0, OLD))
+        assert_close("alone", policy.judge(layer)[..., OLD:], alone, tolerance=1e-5)
+    together = policy.judge_layers(layers)
+    assert not torch.allclose(together[:1], policy.judge(layers[0]))
+    own = Relevance(by_sentence=0)
+    assert_close("own", own.judge_layers(layers)[:1], own.judge(layers[0]))
+
+
+def test_early_layers_count_for_themselves_only() -> None:
+    layers = observations(0)
+    layers = [replace(one, sentences=torch.arange(3 + ENTRIES) // 4) for one in layers]
+    found = Relevance().judge_layers(layers)
+    layers[0] = replace(layers[0], catalyst=layers[0].require("catalyst").flip(-1))
+    again = Relevance().judge_layers(layers)
+    assert torch.equal(found[1:], again[1:])
+    assert not torch.equal(found[0], again[0])
 
 
 def test_the_first_distillation_scores_all() -> None:
-    layer = replace(observations(0)[0], sentences=torch.arange(3 + ENTRIES) // 4)
-    expected = torch.tensor(plain_scores(layer, 2.0, 0))
-    assert_close("all", Relevance().judge(layer)[0], expected, tolerance=1e-5)
+    layers = observations(0)
+    layers = [replace(one, sentences=torch.arange(3 + ENTRIES) // 4) for one in layers]
+    expected = torch.tensor(plain_scores(layers, 2.0, 0))
+    assert_close("all", Relevance().judge_layers(layers), expected, tolerance=1e-5)
+    alone = torch.tensor(plain_scores(layers[:1], 2.0, 0))
+    assert_close("one", Relevance().judge(layers[0]), alone, tolerance=1e-5)
+
+
+def test_ranks_share_the_sentences_and_half_precision_is_scored_in_float32() -> None:
+    """Two ranks with a head each give what one process with both gives."""
+    layers = observations(OLD)
+    whole = Relevance().judge_layers(layers)
+
+    def half(head: int, mean: Any) -> list[Observation]:
+        return [
+            replace(
+                one,
+                catalyst=one.require("catalyst")[:, head : head + 1],
+                past=one.past[:, head : head + 1],
+                mean_of_ranks=mean,
+            )
+            for one in layers
+        ]
+
+    means: list[torch.Tensor] = []
+    for head in range(HEADS):
+        Relevance().judge_layers(half(head, lambda x: means.append(x) or x))
+    shared = torch.stack(means).mean(dim=0)
+    for head in range(HEADS):
+        found = Relevance().judge_layers(half(head, lambda x: shared))
+        assert_close("rank", found, whole[:, head : head + 1], tolerance=1e-5)
+    bfloat = [replace(one, catalyst=one.require("catalyst").bfloat16()) for one in layers]
+    assert Relevance().judge_layers(bfloat).dtype == torch.float32
 
 
 def session_of(policy: Relevance) -> Session:
