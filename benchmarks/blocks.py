@@ -798,6 +798,25 @@ def serving() -> list[str]:
 
 
 @block
+def serving_upload() -> list[str]:
+    """Answers without and beside the upload of a long text."""
+    rows = []
+    for r in records("serving_upload"):
+        words = r["arguments"].get("upload_words")
+        between = [turn["inter_token_s"] for turn in r["turns"]]
+        rows.append(
+            [
+                f"{words:,} words are uploaded" if words else "nothing else",
+                " / ".join(f"{1e3 * x['median']:.1f}" for x in between) + " ms",
+                " / ".join(f"{1e3 * x['p99']:.1f}" for x in between) + " ms",
+                " / ".join(f"{turn['client_tps']:.0f}" for turn in r["turns"]),
+            ]
+        )
+    head = ("beside the answers", "between tokens, median of three turns", "99th percentile")
+    return table((*head, "tokens/s"), rows)
+
+
+@block
 def serving_said() -> list[str]:
     some = records("serving")
     failed = sum(len(r["errors"]) for r in some)
