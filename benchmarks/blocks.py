@@ -1091,7 +1091,7 @@ def at_a_glance() -> list[str]:
     return table(("what", "figure"), [rows[number][:2] for number in AT_A_GLANCE])
 
 
-AT_A_GLANCE = (0, 2, 3, 5, 6, 10)
+AT_A_GLANCE = (0, 2, 3, 5, 6, 7, 11)
 
 
 @block
