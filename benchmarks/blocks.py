@@ -1134,13 +1134,14 @@ def measured_rows() -> list[list[str]]:
 def demo_row() -> list[str]:
     demo = records("demo")[-1]
     rows = demo["rows"]
-    right = {
-        name: f"{sum(row[name] for row in rows)} of {len(rows)}"
-        for name in ("pot", "truncated", "page")
-    }
+    said = []
+    for name in ("known", "unknown", "truncated", "page"):
+        mean = math.exp(sum(math.log(row[f"{name}_likely"]) for row in rows) / len(rows))
+        said.append(f"{100 * mean:.0f} % ({sum(row[name] for row in rows)} of {len(rows)})")
+    known, unknown, truncated, page = said
     return [
-        f"questions at even places of {demo['tokens']:,} tokens of Python's reference, SmolLM2, pot {demo['pot_size']:,}",
-        f"right: {right['pot']}; truncated to the pot's size {right['truncated']}; full context, of the page alone {right['page']}",
+        f"questions at even places of {demo['tokens']:,} tokens of Python's reference, SmolLM2, pot {demo['pot_size']:,}: how likely it finds the text's own words (right answers)",
+        f"question known {known}, unknown {unknown}; truncated to the pot's size {truncated}; full context, of the page alone {page}",
         "`make demo`",
     ]
 

@@ -21,6 +21,10 @@ from infinipot.cli import documents, convert, plan  # noqa: F401
 # The imports add the commands to the app. Help lists them in this order.
 
 
+COMPLETION = "_INFINIPOT_COMPLETE"
+"""The variable by which a shell asks how a line may go on."""
+
+
 def main(args: list[str] | None = None) -> int:
     """Run a command line, sys.argv by default. Returns the exit code. An error is one line on
     stderr."""
@@ -49,13 +53,16 @@ def main(args: list[str] | None = None) -> int:
 
 
 def run(args: list[str]) -> int | None:
-    """Run a command. Names and a flag for help, without more, build only what that help shows."""
-    *names, last = args
-    if last in HELP:
-        part = app.part(names)
-        if part is not None:
-            return part([last], prog_name=" ".join(["infinipot", *names]), standalone_mode=False)
-    return app(args, prog_name="infinipot", standalone_mode=False)
+    """Run a command. Only that command is built, of a group that is asked for help only its names: the
+    options of all commands take twice as long as the rest."""
+    names = app.names_in(args)
+    rest = args[len(names) :]
+    part = app.part(names)
+    inside = len(part.registered_commands) + len(part.registered_groups)
+    if COMPLETION in os.environ or (inside > 1 and not (len(rest) == 1 and rest[0] in HELP)):
+        return app(args, prog_name="infinipot", standalone_mode=False)
+    prog = " ".join(["infinipot", *names])
+    return part(rest, prog_name=prog, standalone_mode=False, obj=app)
 
 
 TORCHAO = {

@@ -60,20 +60,27 @@ class App(typer.Typer):
             twin.registered_groups.append(own)
         return twin
 
-    def part(self, names: list[str]) -> App | None:
-        """What shows the help of one command or group, by the names that lead to it. It holds no
-        options of other commands: they take most of the time. None: there is no such command."""
+    def names_in(self, args: list[str]) -> list[str]:
+        """The first arguments, as far as they name a group or a command of it."""
+        if not args:
+            return []
+        for group in self.registered_groups:
+            if group.name == args[0] and isinstance(group.typer_instance, App):
+                return [args[0], *group.typer_instance.names_in(args[1:])]
+        return [command.name for command in self.registered_commands if command.name == args[0]]
+
+    def part(self, names: list[str]) -> App:
+        """One command or the outline of a group, by the names that lead to it. It holds no options of
+        other commands: they take most of the time."""
         if not names:
             return self.outline()
-        name, *rest = names
         for group in self.registered_groups:
-            if group.name == name and isinstance(group.typer_instance, App):
-                return group.typer_instance.part(rest)
-        found = [command for command in self.registered_commands if command.name == name]
-        if rest or not found:
-            return None
+            if group.name == names[0] and isinstance(group.typer_instance, App):
+                return group.typer_instance.part(names[1:])
         alone = App(add_completion=False)
-        alone.registered_commands = found
+        alone.registered_commands = [
+            command for command in self.registered_commands if command.name == names[0]
+        ]
         return alone
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from infinipot.checks import known
 from infinipot.cli.console import BadUse
@@ -133,19 +134,30 @@ def options_of(command: Any) -> Iterator[Any]:
 
 
 def all_options(context: Any) -> dict[str, Any]:
-    """The options of all commands by name; which command is run makes no difference."""
-    found = {parameter.name: parameter for parameter in options_of(context.find_root().command)}
+    """The options of all commands by name; which command is run makes no difference. Where only a
+    part of the app was built, the root's `obj` is the whole app."""
+    root = context.find_root()
+    command = root.command
+    if root.obj is not None:
+        command = get_command(root.obj)
+    found = {parameter.name: parameter for parameter in options_of(command)}
     found.pop("help", None)
     return found
 
 
+def is_ours(variable: str) -> bool:
+    """Whether a variable of the environment has to be an option's."""
+    name = variable.removeprefix(PREFIX)
+    return name not in (variable, *OTHER_NAMES) and not SERVICE_LINKS.fullmatch(name)
+
+
 def check_environment(context: typer.Context) -> None:
     """Refuse names that begin like ours and are no option's."""
+    ours = [variable for variable in os.environ if is_ours(variable)]
+    if not ours:
+        return
     names = {name.upper() for name in all_options(context)}
-    for variable in os.environ:
-        name = variable.removeprefix(PREFIX)
-        if name == variable or name in OTHER_NAMES or SERVICE_LINKS.fullmatch(name):
-            continue
+    for variable in ours:
         try:
             known("variable", variable, sorted(f"{PREFIX}{one}" for one in names))
         except ValueError as problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from infinipot.cli.console import BadUse, Failure, Stopped, doing, interrupts, p
 from infinipot.cli.option import option
 from infinipot.cli.policy_names import search_current_folder
 from infinipot.cli.progress import SweepProgress
+from infinipot.cli.tables import narrowed
 from infinipot.text.json_text import json_text
 
 if TYPE_CHECKING:
@@ -213,9 +215,11 @@ def need_results(records: list[Record]) -> None:
 
 
 def show(records: list[Record], text: str, files: list[Path], json: bool) -> None:
-    """Print the table, or the records as JSON, and name the files."""
+    """Print the table, or the records as JSON, and name the files. A terminal gets tables that fit."""
     if json:
         put("".join(json_text(record) + "\n" for record in records))
+    elif sys.stdout.isatty():
+        put(narrowed(text.rstrip("\n"), shutil.get_terminal_size().columns))
     else:
         put(text.rstrip("\n") + "\n")
     if files:

@@ -148,3 +148,42 @@ def test_help_builds_only_what_it_shows(run: Any, capsys: pytest.CaptureFixture[
     assert "--pot-size" in run("generate", "--help")[1]
     assert run("--help")[1] == run()[1]
     assert "No such command 'generat'" in run("generat", "--help")[2]
+
+
+def test_help_behind_arguments_builds_one_command(run: Any) -> None:
+    from infinipot.cli.app import app
+
+    for args in (["generate", "smollm2", "-f", "x"], ["eval", "longbench", "smollm2"]):
+        names = app.names_in([*args, "--help"])
+        assert names == args[: len(names)]
+        assert [one.name for one in app.part(names).registered_commands] == names[-1:]
+        assert run(*args, "--help")[1] == run(*names, "--help")[1] != ""
+    code, out, err = run("generate", "no/such.gguf", "-p", "--help")
+    assert (code, out) == (2, ""), "here --help is the question"
+    one_line(err, "no/such.gguf")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("infinipot gen", "generate"), ("infinipot generate --pot-s", "--pot-size")],
+)
+def test_shells_complete_commands_and_options(
+    run: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: str,
+    found: str,
+) -> None:
+    monkeypatch.setenv("_INFINIPOT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    with pytest.raises(SystemExit):
+        run()
+    assert capsys.readouterr().out.split() == [found]
+
+
+def test_a_variable_of_another_command_is_known(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFINIPOT_PORT", "8000")
+    assert run("policies", "tova")[0] == 0
+    monkeypatch.setenv("INFINIPOT_POTR", "8000")
+    one_line(run("policies", "tova")[2], "INFINIPOT_POTR", "did you mean 'INFINIPOT_P")

@@ -62,7 +62,7 @@ class LooksAway(Policy):
     """Has the catalyst read, and keeps the newest entries whatever it attends to."""
 
     def needs(self) -> frozenset[str]:
-        return frozenset({"catalyst"})
+        return frozenset({"catalyst", "novelty"})
 
     def score(self, layer: Observation) -> torch.Tensor:
         assert layer.catalyst is not None
@@ -74,7 +74,7 @@ class LooksAwayFromAll(LooksAway):
     """Remembers attention from all tokens, too, so the catalyst is read in a pass of its own."""
 
     def needs(self) -> frozenset[str]:
-        return frozenset({"catalyst", "received"})
+        return frozenset({"catalyst", "novelty", "received"})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ class LooksAwayFromAll(LooksAway):
     ],
 )
 def test_the_catalyst_leaves_nothing_behind(family: str, policy: Policy, chunk: int) -> None:
-    """Another catalyst of the same length, read at every distillation: logits and entries are equal bit by bit."""
+    """Another catalyst of the same length, read at every distillation: logits, entries and novelty are equal bit by bit."""
     config = PotConfig(pot_size=64, distill_to=24, chunk_tokens=chunk, policy=policy)
     one, other = (Session(runner(family), None, config) for _ in range(2))
     for session, catalyst in ((one, [1, 2, 3]), (other, [90, 91, 92])):
@@ -99,3 +99,7 @@ def test_the_catalyst_leaves_nothing_behind(family: str, policy: Policy, chunk: 
     for mine, yours in zip(one.pot.bounded, other.pot.bounded, strict=True):
         assert torch.equal(mine.read_keys(0, mine.length), yours.read_keys(0, yours.length))
         assert torch.equal(mine.read_values(0, mine.length), yours.read_values(0, yours.length))
+    for session in (one, other):
+        score_novelty(session.runner, session.pot)
+    novelty = [session.pot.described(session.pot.bounded)[1] for session in (one, other)]
+    assert torch.equal(*novelty)
