@@ -518,8 +518,14 @@ def ruler() -> list[str]:
 # ---------------------------------------------------------------- speed
 
 
-def bench(model: str) -> Record:
-    return [r for r in records("bench") if r["model"]["name"] == model][-1]
+def bench(model: str, length: int | None = None) -> Record:
+    """The newest record of `infinipot bench` for a model, of those with this length."""
+    return [
+        r
+        for r in records("bench")
+        if r["model"]["name"] == model
+        and (length is None or length in {row["length"] for row in r["rows"]})
+    ][-1]
 
 
 def row_of(document: Record, length: int, what: str = "pot") -> Record:
@@ -826,9 +832,9 @@ def serving_said() -> list[str]:
 
 @block
 def speed_cpu() -> list[str]:
-    document = bench("smollm2")
     rows = []
     for length in (K, 8 * K, 16 * K, 32 * K):
+        document = bench("smollm2", length)
         pot, stock = (row_of(document, length, what) for what in ("pot", "stock"))
         rows.append(
             [
@@ -1153,7 +1159,7 @@ def measured_speed() -> list[list[str]]:
     clients = {r["clients"]: r for r in records("serving")}
     one, many = clients[1], clients[32]
     cpu = {
-        (n, what): row_of(bench("smollm2"), n, what)
+        (n, what): row_of(bench("smollm2", n), n, what)
         for n in (K, 8 * K, 16 * K, 32 * K)
         for what in ("pot", "stock")
     }
