@@ -102,9 +102,11 @@ def test_a_notebook_is_kept_with_outputs_and_explains_every_cell(path: Path) -> 
     assert any("image/png" in one.get("data", ()) for cell in cells for one in cell["outputs"])
 
 
-def test_outputs_are_stored(tmp_path: Path) -> None:
+def test_outputs_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.ipynb"
     shutil.copy(NOTEBOOKS[0], path)
+    version = json.loads(path.read_text("utf-8"))["metadata"]["language_info"]["version"]
+    monkeypatch.setattr(made.platform, "python_version", lambda: version)
     shown = [made.printed(f"{number}\n") for number, _ in enumerate(made.stored(path))]
     made.store(path, shown)
     assert made.stored(path) == shown
