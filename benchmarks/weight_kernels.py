@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from machine import keep
 from torch import Tensor
 
-from infinipot.model.groups import GROUP, GroupedWeight
+from infinipot.model.groups import GroupedWeight
+from infinipot.model.rounding import GROUP
 
 SHAPES = {
     "SmolLM2-135M, up": (1536, 576),

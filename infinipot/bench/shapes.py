@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.distributed import DistributedConfig
 
 from infinipot.checks import known
-from infinipot.model.groups import GroupedWeight, quantise, slices
+from infinipot.model.groups import GroupedWeight
 from infinipot.model.quantizer import quantise_model
+from infinipot.model.rounding import quantise, slices
 from infinipot.model.shards import served
 
 _WIDTHS = (

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
-from infinipot.model.groups import GROUP, GroupedWeight, attach, can_hold, quantise, slices
+from infinipot.model.groups import GroupedWeight, attach, can_hold
 from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
+from infinipot.model.rounding import GROUP, Groups, quantise
 
 Kind = GGMLQuantizationType
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
@@ -62,14 +63,15 @@ def in_groups(file: GGUFFile, name: str, bits: int) -> GroupedWeight:
     """A matrix of the file, a few rows at a time."""
     entry = file.tensors[name]
     outputs, width = entry.shape
-    weight = GroupedWeight.empty((outputs, width), bits, torch.device("cpu"))
-    for rows in slices(outputs, width, weight.device):
-        content = file.rows(name, rows.start, rows.stop)
-        weight.put(rows.start, converted(content, entry.kind, bits))
-    return weight
+    return GroupedWeight.by_rows(
+        (outputs, width),
+        bits,
+        torch.device("cpu"),
+        lambda rows: converted(file.rows(name, rows.start, rows.stop), entry.kind, bits),
+    )
 
 
-def converted(content: np.ndarray, kind: Kind, bits: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def converted(content: np.ndarray, kind: Kind, bits: int) -> Groups:
     """Rows [N, bytes] of a type as `GroupedWeight` holds them."""
     if (kind, bits) in KEPT:
         return KEPT[kind, bits](content)

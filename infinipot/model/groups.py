@@ -3,7 +3,7 @@ least value."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from infinipot.kernels import groups as kernels
 from infinipot.kernels import native
+from infinipot.model.rounding import GROUP, Groups, by_rows, quantise
 
-GROUP = 32
 KINDS = {"int8": 8, "int4": 4}
 BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
@@ -21,13 +21,6 @@ OTHER_BLOCK = 1 << 26
 """As many as the largest layer of an 8B model has: cuBLAS is slower with a part of its outputs."""
 LEAST_ROWS = 256
 """Rows of a block at least: torch's product of fewer is slow."""
-SHRUNK = (1.0, 0.9)
-"""Parts of a group's range that are tried for four bits; the least error wins."""
-LEAST_SCALE = 2.0**-24
-"""The smallest float16 above 0."""
-AT_ONCE = {"cpu": 1 << 18}
-"""Weights that are quantised at a time, by kind of device."""
-OTHER_AT_ONCE = 1 << 23
 
 
 class GroupedWeight(nn.Module):
@@ -42,7 +35,7 @@ class GroupedWeight(nn.Module):
     scale: Tensor
     low: Tensor | None
 
-    def __init__(self, tensors: tuple[Tensor, Tensor, Tensor | None], width: int) -> None:
+    def __init__(self, tensors: Groups, width: int) -> None:
         super().__init__()
         for name, tensor in zip(("numbers", "scale", "low"), tensors, strict=True):
             self.register_buffer(name, tensor)
@@ -69,12 +62,24 @@ class GroupedWeight(nn.Module):
     def of(cls, weight: Tensor, bits: int) -> GroupedWeight:
         """A weight [N, K] of floating-point numbers, rounded."""
         outputs, width = weight.shape
-        made = cls.empty((outputs, width), bits, weight.device)
-        for rows in slices(outputs, width, weight.device):
-            made.put(rows.start, quantise(weight[rows], bits))
+        return cls.by_rows(
+            (outputs, width), bits, weight.device, lambda rows: quantise(weight[rows], bits)
+        )
+
+    @classmethod
+    def by_rows(
+        cls,
+        shape: tuple[int, int],
+        bits: int,
+        device: torch.device,
+        groups: Callable[[slice], Groups],
+    ) -> GroupedWeight:
+        """A weight of this shape [N, K], whose rows `groups` gives, a few at a time."""
+        made = cls.empty(shape, bits, device)
+        by_rows(shape, device, lambda rows: made.put(rows.start, groups(rows)))
         return made
 
-    def put(self, start: int, tensors: tuple[Tensor, Tensor, Tensor | None]) -> None:
+    def put(self, start: int, tensors: Groups) -> None:
         """Write rows from `start` on."""
         for own, part in zip((self.numbers, self.scale, self.low), tensors, strict=True):
             if own is not None and part is not None:
@@ -102,7 +107,7 @@ class GroupedWeight(nn.Module):
         self.dtype = sample.dtype
         return super()._apply(lambda x: x.to(sample.device), recurse)
 
-    def part(self, rows: slice | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def part(self, rows: slice | Tensor) -> Groups:
         low = None
         if self.low is not None:
             low = self.low[rows]
@@ -161,13 +166,6 @@ class GroupedWeight(nn.Module):
         return rows.view(*ids.shape, self.width)
 
 
-def slices(outputs: int, width: int, device: torch.device) -> Iterator[slice]:
-    """Rows of a weight [N, K] that are quantised at a time."""
-    rows = max(1, AT_ONCE.get(device.type, OTHER_AT_ONCE) // width)
-    for start in range(0, outputs, rows):
-        yield slice(start, min(start + rows, outputs))
-
-
 def unpacker(x: Tensor) -> Callable[[kernels.Part, Tensor], None] | None:
     """What writes unpacked weights for x into memory that is there; None: nothing for this device."""
     if kernels.supports(x):
@@ -190,62 +188,6 @@ def unpacked(numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
     if low is not None:
         weights += low.float()[..., None]
     return weights.flatten(1)
-
-
-def quantise(weight: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Rows [N, K] of floating-point numbers as `GroupedWeight` holds them."""
-    weight = weight.float()
-    if weight.shape[1] % GROUP:
-        # repeated, the last number does not widen the range of its group
-        extra = GROUP - weight.shape[1] % GROUP
-        weight = torch.cat((weight, weight[:, -1:].expand(-1, extra)), dim=1)
-    groups = weight.unflatten(1, (-1, GROUP))
-    if bits == 8:
-        scale = (groups.abs().amax(dim=-1) / 127).clamp(min=LEAST_SCALE).half()
-        numbers = (groups / scale.float()[..., None]).round().clamp(-127, 127)
-        return numbers.nan_to_num().to(torch.int8), scale, None
-    return _quantise4(groups)
-
-
-def _quantise4(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups [N, G, 32] in four bits: for each the range with the least square error."""
-    least = groups.amin(dim=-1)
-    most = groups.amax(dim=-1)
-    best = torch.full_like(least, torch.inf)
-    # what is not finite stays as it is, for `check_numbers`
-    scale = ((most - least) / 15).clamp(min=LEAST_SCALE)
-    low = least.clone()
-    for part in SHRUNK:
-        cut = (1 - part) / 2 * (most - least)
-        tried = fitted(groups, ((most - least) * part / 15).clamp(min=LEAST_SCALE), least + cut)
-        error = (restored(groups, *tried) - groups).square().sum(dim=-1)
-        better = error < best
-        best = torch.where(better, error, best)
-        scale = torch.where(better, tried[0], scale)
-        low = torch.where(better, tried[1], low)
-    numbers = levels(groups, scale, low).nan_to_num().to(torch.uint8)
-    packed = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
-    return packed, scale.half(), low.half()
-
-
-def levels(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
-    return ((groups - low[..., None]) / scale[..., None]).round().clamp(0, 15)
-
-
-def restored(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
-    return levels(groups, scale, low) * scale[..., None] + low[..., None]
-
-
-def fitted(groups: Tensor, scale: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and least value, moved to the least squares for the numbers that they give, as float16
-    holds them."""
-    numbers = levels(groups, scale, low)
-    mean = numbers.mean(dim=-1)
-    spread = (numbers - mean[..., None]).square().sum(dim=-1)
-    center = groups.mean(dim=-1)
-    together = ((numbers - mean[..., None]) * (groups - center[..., None])).sum(dim=-1)
-    better = torch.where(spread > 0, together / spread, scale).clamp(min=LEAST_SCALE)
-    return better.half().float(), (center - better * mean).half().float()
 
 
 class GroupedLinear(nn.Linear):

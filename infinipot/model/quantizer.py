@@ -15,16 +15,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from infinipot.checks import known
-from infinipot.model.groups import (
-    GROUP,
-    KINDS,
-    GroupedWeight,
-    attach,
-    can_hold,
-    quantise,
-    slices,
-    weights_in_groups,
-)
+from infinipot.model.groups import KINDS, GroupedWeight, attach, can_hold, weights_in_groups
+from infinipot.model.rounding import GROUP, quantise
 from infinipot.model.stored import StoredTensor
 
 METHOD = "infinipot"
@@ -129,10 +121,12 @@ def in_groups(value: Any, bits: int) -> GroupedWeight:
     if not isinstance(value, StoredTensor):
         return GroupedWeight.of(value, bits)
     outputs, width = value.shape
-    weight = GroupedWeight.empty((outputs, width), bits, torch.device("cpu"))
-    for rows in slices(outputs, width, weight.device):
-        weight.put(rows.start, quantise(value.rows(rows.start, rows.stop), bits))
-    return weight
+    return GroupedWeight.by_rows(
+        (outputs, width),
+        bits,
+        torch.device("cpu"),
+        lambda rows: quantise(value.rows(rows.start, rows.stop), bits),
+    )
 
 
 @register_quantizer(METHOD)

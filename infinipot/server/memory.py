@@ -16,7 +16,8 @@ from infinipot.cache.sliding import WindowLayer
 from infinipot.config import PotConfig
 from infinipot.engine.distill import MOST_UNSCORED
 from infinipot.engine.plan import Plan, layout_of
-from infinipot.model.groups import GROUP, block_rows, weights_in_groups
+from infinipot.model.groups import block_rows, weights_in_groups
+from infinipot.model.rounding import GROUP
 from infinipot.model.runner import ModelRunner
 from infinipot.scoring.novelty import BLOCK
 

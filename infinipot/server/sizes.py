@@ -16,9 +16,10 @@ from infinipot.bench.shapes import SHAPES, shape_config
 from infinipot.config import PotConfig
 from infinipot.model.gguf_config import config_of
 from infinipot.model.gguf_file import read_file
-from infinipot.model.groups import GROUP, KINDS, can_hold
+from infinipot.model.groups import KINDS, can_hold
 from infinipot.model.load import found
 from infinipot.model.quantizer import bits_of
+from infinipot.model.rounding import GROUP
 from infinipot.model.runner import ModelRunner
 from infinipot.server.memory import (
     activation_bytes,

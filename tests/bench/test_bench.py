@@ -20,7 +20,7 @@ from infinipot.bench.shapes import shape_config, shaped
 from infinipot.cli import main
 from infinipot.cli.bench import tokens_of
 from infinipot.cli.console import BadUse
-from infinipot.model.groups import AT_ONCE
+from infinipot.model.rounding import AT_ONCE
 
 CPU = torch.device("cpu")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from infinipot import PotConfig, Session, load
 from infinipot.checks import ModelWarning
 from infinipot.engine.distill import score_novelty
 from infinipot.kernels import native
-from infinipot.model import convert, gguf_groups, groups
+from infinipot.model import convert, gguf_groups, groups, rounding
 from infinipot.model import load as loading
-from infinipot.model.groups import GROUP, GroupedWeight, weights_in_groups
+from infinipot.model.groups import GroupedWeight, weights_in_groups
 from infinipot.model.quantizer import quantise_model
+from infinipot.model.rounding import GROUP
 
 KINDS = ("int8", "int4")
 
@@ -98,6 +100,34 @@ def test_a_row_is_the_same_beside_others(bits: int) -> None:
         assert torch.equal(weight.linear(x), together)
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_weight_is_rounded_in_parts_by_several_threads(bits: int, monkeypatch: Any) -> None:
+    """Bit for bit as in one piece, and all threads of torch are there afterwards."""
+    monkeypatch.setitem(rounding.AT_ONCE, "cpu", 640)
+    plain = torch.randn(45, 64)
+    whole = rounding.quantise(plain, bits)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        weight = GroupedWeight.of(plain, bits)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    for own, other in zip(weight.part(slice(None)), whole, strict=True):
+        assert own is other is None or torch.equal(own, other)
+
+
+def test_a_failure_in_a_part_is_raised(monkeypatch: Any) -> None:
+    monkeypatch.setitem(rounding.AT_ONCE, "cpu", 64)
+
+    def fails(rows: slice) -> Any:
+        raise OSError(f"row {rows.start}")
+
+    with pytest.raises(OSError, match="row 0"):
+        GroupedWeight.by_rows((9, 64), 8, torch.device("cpu"), fails)
 
 
 def test_a_large_activation_disturbs_its_own_group_only() -> None:
