@@ -164,7 +164,8 @@ def full_cache(model, length: int) -> DynamicCache:
     cache = DynamicCache()
     for number, layer in enumerate(few.layers):
         shape = (*layer.keys.shape[:2], length, layer.keys.shape[-1])
-        cache.update(torch.rand(shape), torch.rand(shape), number)
+        keys, values = torch.rand_like(layer.keys.new_empty(2, *shape))
+        cache.update(keys, values, number)
     return cache
 
 
