@@ -42,13 +42,21 @@ class PassthroughLayer(CacheLayerMixin):
 
 class BatchedLayer(PassthroughLayer):
     """The same layer of several pots. The row has `counts[b]` tokens for pot b. `entries`: the
-    rotated keys and the values of each pot."""
+    rotated keys and the values of each pot.
 
-    def __init__(self, layers: Sequence[Any], counts: Sequence[int]) -> None:
+    places: positions of the row's tokens by those of the pots' first ones. All layers share them.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], counts: Sequence[int], places: dict[tuple[int, ...], Tensor]
+    ) -> None:
         super().__init__()
         self.layers = layers
         self.counts = list(counts)
+        self.places = places
         self.is_sliding = layers[0].is_sliding
+        self.alike = False
+        """Whether the layers rotate alike, so that one operation rotates for all."""
         self.entries: list[tuple[Tensor, Tensor]] = []
 
     def update(
@@ -56,17 +64,41 @@ class BatchedLayer(PassthroughLayer):
     ) -> tuple[Tensor, Tensor]:
         """Append each pot's own of the new entries [1, K, N, D] to it. Attention reads `entries`
         instead of the return value."""
+        self.alike = rotate_alike(self.layers, self.counts)
         parts = zip(
             self.layers,
             key_states.split(self.counts, dim=2),
             value_states.split(self.counts, dim=2),
-            rotate_parts(self.layers, key_states, self.counts),
+            self.rotate(key_states, [layer.position for layer in self.layers]),
             strict=True,
         )
         self.entries = [
             layer.update(key, value, rotated=ready) for layer, key, value, ready in parts
         ]
         return key_states, value_states
+
+    def rotate_queries(self, query: Tensor) -> Sequence[Tensor]:
+        """Rotate the queries [1, H, N, D] of the newest entries. Returns those of each pot."""
+        rows = list(zip(self.layers, self.counts, strict=True))
+        rotated = self.rotate(query, [layer.position - count for layer, count in rows])
+        parts = zip(self.layers, query.split(self.counts, dim=2), rotated, strict=True)
+        return [
+            layer.rotate_queries(raw) if ready is None else ready for layer, raw, ready in parts
+        ]
+
+    def rotate(self, x: Tensor, starts: Sequence[int]) -> Sequence[Tensor | None]:
+        """Rotate x [1, heads, N, D], whose vectors for pot b have the positions from starts[b] on, in
+        one operation. Returns a tensor for each pot; None if each layer must rotate its own."""
+        if not self.alike:
+            return [None] * len(self.layers)
+        key = tuple(starts)
+        if key not in self.places:
+            rows = zip(starts, self.counts, strict=True)
+            positions = [place for start, count in rows for place in range(start, start + count)]
+            self.places[key] = torch.tensor(positions, device=x.device)
+        places = self.places[key].to(x.device)  # layers may be on several devices
+        rotated: Tensor = self.layers[0].rotation.rotate_to(x, places)
+        return rotated.split(self.counts, dim=2)
 
     def get_seq_length(self) -> int:
         return max(layer.get_seq_length() for layer in self.layers)
@@ -77,36 +109,19 @@ class BatchedCache(Cache):
 
     def __init__(self, pots: Sequence[Any], counts: Sequence[int]) -> None:
         by_layer = zip(*(pot.layers for pot in pots), strict=True)
-        super().__init__(layers=[BatchedLayer(layers, counts) for layers in by_layer])
+        places: dict[tuple[int, ...], Tensor] = {}
+        super().__init__(layers=[BatchedLayer(layers, counts, places) for layers in by_layer])
 
 
-def rotate_parts(
-    layers: Sequence[Any], x: Tensor, counts: Sequence[int], stored: bool = False
-) -> Sequence[Tensor | None]:
-    """Rotate x [1, heads, N, D], `counts[b]` vectors for layer b, in one operation. Returns a tensor
-    [1, heads, counts[b], D] for each layer.
-
-    The vectors are those of a layer's next entries; stored: of its newest. All results are None if
-    each layer must rotate its own, because they rotate differently.
-    """
-    first = layers[0]
-    places: list[int] = []
-    for layer, count in zip(layers, counts, strict=True):
-        start = layer.position
-        new = count
-        if stored:
-            start -= count
-            new = 0
-        if not _alike(first, layer, new):
-            return [None] * len(layers)
-        places += range(start, start + count)
-    rotated: Tensor = first.rotation.rotate_to(x, torch.tensor(places, device=x.device))
-    return rotated.split(list(counts), dim=2)
+def rotate_alike(layers: Sequence[Any], counts: Sequence[int]) -> bool:
+    """Whether all layers rotate a slot alike: by slot, with equal tables, which do not grow with
+    `counts[b]` more entries."""
+    return all(
+        _rotates_as(layers[0], layer, count) for layer, count in zip(layers, counts, strict=True)
+    )
 
 
-def _alike(one: Any, other: Any, count: int) -> bool:
-    """Whether a layer rotates a slot as the first one does: by slot, with an equal table, which does
-    not grow with `count` more entries."""
+def _rotates_as(one: Any, other: Any, count: int) -> bool:
     if not (
         other.window is None
         and other.is_initialized

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from infinipot.cache.batch import BatchedCache, BatchedLayer, rotate_parts
+from infinipot.cache.batch import BatchedCache, BatchedLayer
 from infinipot.model.attention import Visible, Worker, attention, plain, visible
 from infinipot.model.self_extend import grouped_attention
 from infinipot.scoring.representativeness import Scoring
@@ -41,7 +41,7 @@ class PotForward(Worker):
     ) -> None:
         """scorings, modules: get those of each bounded layer, by its number."""
         self.pot = self.cache = pot
-        self.observer = observer or Observer(lambda *look: None)
+        self.observer = observer
         self.scorings = scorings
         self.modules = modules
         self.masks: dict[Visible, Tensor | None] = {}
@@ -73,13 +73,15 @@ class PotForward(Worker):
         self.modules[number] = module
         layer.note_attention(raw, query, key, scoring)
         hidden = (0, 0)
-        if self.observer.alone:
-            hidden = (self.pot.pinned, layer.index.shape[-1])
-        self.observer.look(number, query, key, replace(scoring, hidden=hidden))
+        alone = 0
+        if self.observer is not None:
+            alone = self.observer.alone
+            if alone:
+                hidden = (self.pot.pinned, layer.index.shape[-1])
+            self.observer.look(number, query, key, replace(scoring, hidden=hidden))
         if self.pot.grouping is not None:
             keys = layer.keys[:, :, : layer.length]
             return grouped_attention(raw, keys, value, layer.rotation, self.pot.grouping, scoring)
-        alone = self.observer.alone
         if not alone:
             return self._attend(module, qkv, hidden, scaling, options)
         parts = [(query[:, :, -alone:], (key, value), hidden)]
@@ -135,15 +137,16 @@ class BatchedForward(Worker):
         options: dict[str, Any],
     ) -> Tensor:
         layer: BatchedLayer = self.cache.layers[module.layer_idx]  # type: ignore[index, assignment]
-        rotated = rotate_parts(layer.layers, query, layer.counts, stored=True)
-        queries = query.split(layer.counts, dim=2)
         outputs = []
-        for forward, raw, entries, own, ready in zip(
-            self.forwards, queries, layer.entries, layer.layers, rotated, strict=True
+        for forward, raw, rotated, entries in zip(
+            self.forwards,
+            query.split(layer.counts, dim=2),
+            layer.rotate_queries(query),
+            layer.entries,
+            strict=True,
         ):
-            if ready is None:
-                ready = own.rotate_queries(raw)
-            outputs.append(forward.attend_rotated(module, raw, (ready, *entries), scaling, options))
+            qkv = (rotated, *entries)
+            outputs.append(forward.attend_rotated(module, raw, qkv, scaling, options))
         return torch.cat(outputs, dim=1)
 
 

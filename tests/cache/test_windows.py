@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from infinipot.cache.batch import BatchedLayer, PassthroughLayer, rotate_parts
+from infinipot.cache.batch import BatchedLayer, PassthroughLayer, rotate_alike
 from infinipot.cache.layer import PotLayer
 from infinipot.cache.recurrent import (
     NoEntries,
@@ -174,23 +174,28 @@ def filled(
 
 
 def test_parts_are_rotated_together_where_they_rotate_alike() -> None:
-    """To each pot's own next positions, or its newest ones for queries; otherwise each layer does its own."""
+    """Keys to each pot's own next positions, queries to its newest ones."""
     rotation = Rotation("half", table)
     layers = [filled(rotation, count) for count in (3, 9, 4)]
     counts = [1, 4, 2]
     x = text(7)[1]  # [1, 2, 7, 8]
-    for stored in (False, True):
-        parts = rotate_parts(layers, x, counts, stored)
-        for part, layer, own in zip(parts, layers, x.split(counts, dim=2), strict=True):
-            start = layer.position - own.shape[2] * stored
-            torch.testing.assert_close(part, turned(own, start))
-    pair = x[:, :, :2]
-    same_length = filled(Rotation("half", table), 4)
-    assert rotate_parts([layers[0], same_length], pair, [1, 1])[0] is not None
+    batched = BatchedLayer(layers, counts, {})
+    raw = x.split(counts, dim=2)
+    starts = [layer.position for layer in layers]
+    batched.update(x, x)
+    for (keys, _), own, start in zip(batched.entries, raw, starts, strict=True):
+        torch.testing.assert_close(keys[:, :, -own.shape[2] :], turned(own, start))
+    for part, own, start in zip(batched.rotate_queries(x), raw, starts, strict=True):
+        torch.testing.assert_close(part, turned(own, start))
+
+
+def test_layers_rotate_alike_by_equal_tables() -> None:
+    rotation = Rotation("half", table)
+    layer = filled(rotation, 3)
+    assert rotate_alike([layer, filled(Rotation("half", table), 4)], [1, 1])
     full = filled(rotation, 19)
-    assert rotate_parts([layers[0], full], pair, [1, 1])[0] is not None
-    assert rotate_parts([layers[0], full], x[:, :, :3], [1, 2]) == [None, None], "it must grow"
-    assert rotate_parts([layers[0], full], x[:, :, :3], [1, 2], stored=True)[0] is not None
+    assert rotate_alike([layer, full], [1, 1])
+    assert not rotate_alike([layer, full], [1, 2]), "it must grow"
     for other in (
         filled(None, 3),
         filled(rotation, 3, None),
@@ -198,15 +203,15 @@ def test_parts_are_rotated_together_where_they_rotate_alike() -> None:
         filled(Rotation("half", table), 3, 30),
         PotLayer(20, rotation),
     ):
-        assert rotate_parts([layers[0], other], pair, [1, 1]) == [None, None]
-        assert rotate_parts([other, layers[0]], pair, [1, 1]) == [None, None]
+        assert not rotate_alike([layer, other], [1, 1])
+        assert not rotate_alike([other, layer], [1, 1])
 
 
 def test_a_batched_layer_gives_each_pot_its_own() -> None:
     rotation = Rotation("half", table)
     layers = [filled(rotation, count) for count in (3, 9)]
     plain = [layer.copy() for layer in layers]
-    batched = BatchedLayer(layers, [1, 3])
+    batched = BatchedLayer(layers, [1, 3], {})
     assert batched.is_initialized
     assert batched.get_seq_length() == 9
     assert batched.get_mask_sizes(2) == (11, 0)

@@ -80,14 +80,7 @@ def test_steps_in_fewer_operations_are_the_same_steps(
     for slow in (False, True):
         with monkeypatch.context() as patch:
             if slow:
-                patch.setattr(
-                    "infinipot.model.forward.rotate_parts",
-                    lambda layers, x, counts, stored: [None] * len(layers),
-                )
-                patch.setattr(
-                    "infinipot.cache.batch.rotate_parts",
-                    lambda layers, x, counts: [None] * len(layers),
-                )
+                patch.setattr("infinipot.cache.batch.rotate_alike", lambda layers, counts: False)
             sessions = [
                 Session(runner, None, PotConfig(pot_size=64, distill_to=24, **options))
                 for _ in LENGTHS
