@@ -4,6 +4,8 @@ of them would be compiled anew.
 
 `places` is [3, rows] int64: for each row the address of a pot's raw keys [1, K, size, D], of its
 values [1, K, size, V], and its size. A recording stays valid for any pot: only `places` changes.
+`stored` is the eight-bit type of keys and values, `int8` or `fp8`; None: the model's own. Then
+`places` is [5, rows], with the addresses of the scales [1, K, size] of keys and of values.
 `half` is the number of rotated pairs, 0 without rotation. Pair j is at first + step*j and
 second + step*j. `rest` is the number of elements that pass through. All `wide_*` are paddings to a
 power of two.
@@ -21,6 +23,72 @@ def aligned(place, kind: tl.constexpr):
 
 
 @triton.jit
+def whole(x):
+    """x float32, rounded to whole numbers, halves to even ones. Its size is below 2 ** 22."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def encoded(x, stored: tl.constexpr):
+    """x float32 in eight bits, rounded as torch does. Not by the hardware's fp8: older cards have none."""
+    if stored == "int8":
+        code = whole(x)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
+        small = whole(tl.abs(x) * 512).to(tl.int32)
+        code = tl.where(size < 0x3C800000, small, normal) | ((bits >> 24) & 0x80)  # below 2 ** -6
+    return code.to(tl.int8)
+
+
+@triton.jit
+def decoded(x, scale, element: tl.constexpr, stored: tl.constexpr):
+    """Eight-bit x by its vectors' scales, as `cache.storage.Slots.read` gives it."""
+    if stored == "int8":
+        number = x.to(tl.float32)
+    else:
+        bits = x.to(tl.int32)
+        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # the same number as float16, / 2 ** 8
+        number = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return (number * scale).to(element)
+
+
+@triton.jit
+def scales_of(place, n, live, stored: tl.constexpr):
+    """The scales [N, 1] of eight-bit vectors n; else a number that nobody uses."""
+    if stored is None:
+        scale = 1.0
+    else:
+        scales = aligned(place, tl.pointer_type(tl.float32))
+        scale = tl.load(scales + n, mask=live, other=0.0)[:, None]
+    return scale
+
+
+@triton.jit
+def stored_at(source, inside, scale, element: tl.constexpr, stored: tl.constexpr):
+    """Elements of vectors in the model's type, 0 outside. scale: from `scales_of`."""
+    x = tl.load(source, mask=inside, other=0.0)
+    if stored is not None:
+        x = decoded(x, scale, element, stored)
+    return x
+
+
+@triton.jit
+def write(data, scales, entry, j, x, live, width: tl.constexpr, stored: tl.constexpr):
+    """Write elements j of vectors x in eight bits, as `cache.storage.Slots.write`. data, scales: where
+    the addresses are. entry, live: of each vector, its place and whether it is written."""
+    axis: tl.constexpr = len(x.shape) - 1
+    largest: tl.constexpr = 127.0 if stored == "int8" else 448.0
+    x = tl.where(j < width, x.to(tl.float32), 0.0)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=axis, keep_dims=True), 1e-12) * (1.0 / largest)
+    code = encoded(tl.div_rn(x, scale), stored)
+    target = aligned(data, tl.pointer_type(tl.int8)) + entry * width + j
+    tl.store(target, code, mask=live & (j < width))
+    tl.store(aligned(scales, tl.pointer_type(tl.float32)) + entry, scale, mask=live)
+
+
+@triton.jit
 def append(
     key,
     value,
@@ -33,6 +101,7 @@ def append(
     width: tl.constexpr,
     value_width: tl.constexpr,
     wide: tl.constexpr,
+    stored: tl.constexpr,
 ):
     """Write one entry of one head into the slot of its row. Rows with slot -1 are skipped."""
     row = tl.program_id(0)
@@ -45,12 +114,19 @@ def append(
     live = slot >= 0
     k = tl.load(key + row * kb + head * kh + j, mask=j < width)
     v = tl.load(value + row * vb + head * vh + j, mask=j < value_width)
-    tl.store(aligned(places + row, kind) + entry * width + j, k, mask=live & (j < width))
-    tl.store(
-        aligned(places + rows + row, kind) + entry * value_width + j,
-        v,
-        mask=live & (j < value_width),
-    )
+    if stored is None:
+        tl.store(aligned(places + row, kind) + entry * width + j, k, mask=live & (j < width))
+        tl.store(
+            aligned(places + rows + row, kind) + entry * value_width + j,
+            v,
+            mask=live & (j < value_width),
+        )
+    else:
+        place = places + row
+        entry += tl.arange(0, 1)
+        alive = slot + tl.arange(0, 1) >= 0
+        write(place, place + 3 * rows, entry, j, k, alive, width, stored)
+        write(place + rows, place + 4 * rows, entry, j, v, alive, value_width, stored)
 
 
 @triton.jit(do_not_specialize=["share"])
@@ -84,6 +160,7 @@ def attend_part(
     sign: tl.constexpr,
     capped: tl.constexpr,
     exact: tl.constexpr,
+    stored: tl.constexpr,
     block: tl.constexpr,
 ):
     """Attention of one row over one share of its slots, for the query heads of one KV head.
@@ -98,8 +175,8 @@ def attend_part(
     rows = tl.num_programs(0)
     heads = tl.num_programs(1)
     parts = tl.num_programs(2)
-    element = query.dtype.element_ty
-    kind = tl.pointer_type(element)
+    element: tl.constexpr = query.dtype.element_ty
+    kind: tl.constexpr = tl.pointer_type(element if stored is None else tl.int8)
     slot = tl.load(slots + row)
     size = tl.load(places + 2 * rows + row)
     keys = aligned(places + row, kind) + head * size * width
@@ -128,18 +205,18 @@ def attend_part(
     for start in range(begin, tl.minimum(begin + share, slot + 1), block):
         n = start + tl.arange(0, block)
         filled = (n <= slot) & (n < begin + share)
-        v = tl.load(
-            values + n[:, None] * value_width + d[None, :],
-            mask=filled[:, None] & (d < value_width)[None, :],
-            other=0.0,
-        )
+        k_scale = scales_of(places + 3 * rows + row, head * size + n, filled, stored)
+        v_scale = scales_of(places + 4 * rows + row, head * size + n, filled, stored)
+        source = values + n[:, None] * value_width + d[None, :]
+        inside = filled[:, None] & (d < value_width)[None, :]
+        v = stored_at(source, inside, v_scale, element, stored)
         s = tl.zeros((tile, block), tl.float32)
         if half > 0:
             inside = filled[:, None] & (j < half)[None, :]
             source = keys + n[:, None] * width + step * j[None, :]
             table = n[:, None] * half + j[None, :]
-            a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
-            b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
+            a = stored_at(source + first, inside, k_scale, element, stored).to(tl.float32)
+            b = stored_at(source + second, inside, k_scale, element, stored).to(tl.float32)
             if exact:
                 c = tl.load(cos + table, mask=inside, other=0.0)
                 e = tl.load(sin + table, mask=inside, other=0.0) * sign
@@ -152,11 +229,9 @@ def attend_part(
             s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
             s = tl.dot(q2, tl.trans(k2), s, input_precision="ieee")
         if rest > 0:
-            k3 = tl.load(
-                keys + n[:, None] * width + 2 * half + r[None, :],
-                mask=filled[:, None] & (r < rest)[None, :],
-                other=0.0,
-            )
+            source = keys + n[:, None] * width + 2 * half + r[None, :]
+            inside = filled[:, None] & (r < rest)[None, :]
+            k3 = stored_at(source, inside, k_scale, element, stored)
             s = tl.dot(q3, tl.trans(k3), s, input_precision="ieee")
         s = s * scale
         if capped:

@@ -161,7 +161,7 @@ def test_addresses_are_found_once_until_slots_move(monkeypatch: pytest.MonkeyPat
         ({"size": None}, True, False),
         ({"sizes": (64, 64)}, True, True),
         ({"sizes": (60, 68)}, False, False),
-        ({"kind": "int8"}, False, False),
+        ({"kind": "int8"}, True, False),
         ({"reset": False}, False, True),
         ({"size": None, "grouping": (2, 8)}, False, False),
     ],
