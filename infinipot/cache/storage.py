@@ -67,10 +67,13 @@ class Slots:
     def read(self, start: int, stop: int) -> Tensor:
         """The vectors in slots start .. stop-1, [B, K, stop-start, D]. A view, except for eight-bit
         kinds."""
-        data = self.data[:, :, start:stop]
-        if self.scale is None:
+        return self.numbers(*(x[:, :, start:stop] for x in self.tensors))
+
+    def numbers(self, data: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Vectors from what is stored of them."""
+        if scale is None:
             return data
-        return (data.float() * self.scale[:, :, start:stop]).to(self.dtype)
+        return (data.float() * scale).to(self.dtype)
 
     def move(self, start: int, sources: Tensor) -> None:
         """Copy the slots at `sources` [B, K, C] to the slots from `start` on."""
@@ -130,6 +133,12 @@ class Block:
         with torch.inference_mode(False):
             twin.tensors = [x.clone() for x in self.tensors]
         return twin
+
+
+def read_slots(stored: Sequence[Slots], start: int, stop: int) -> Tensor:
+    """`Slots.read` for the slots of L layers of one shape and type, [L, K, stop-start, D]."""
+    buffers = zip(*(slots.tensors for slots in stored), strict=True)
+    return stored[0].numbers(*(torch.cat([x[:, :, start:stop] for x in own]) for own in buffers))
 
 
 def compact_slots(stored: Sequence[Slots], indices: Tensor, pinned: int) -> None:
