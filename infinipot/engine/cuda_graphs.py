@@ -61,7 +61,7 @@ def seen_by_kernel(look: CatalystLook | None, pot: Pot) -> bool:
         return True
     if look.once or look.rows > CATALYST_ROWS[-1]:
         return False
-    vectors = pot.bounded[0].slots[0].read(0, 0)
+    vectors = pot.bounded[0].slots[0].read(0, 0)  # of the type that attention reads
     return not pots.supports(vectors) or distill.supports_vectors(vectors)
 
 

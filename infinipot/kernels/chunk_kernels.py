@@ -9,7 +9,7 @@ begins, and its number of tokens. So one recording serves all places of a chunk.
 import triton
 import triton.language as tl
 
-from infinipot.kernels.pot_kernels import aligned, scales_of, stored_at, write
+from infinipot.kernels.slot_kernels import aligned, scales_at, scales_of, stored_at, write
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -88,8 +88,8 @@ def fetch(
     live = n < tl.load(span) + tl.load(span + 1)
     taken = live[:, None]
     raw = aligned(places, kind)
-    k_scale = scales_of(places + 3, slot, live, stored)
-    v_scale = scales_of(places + 4, slot, live, stored)
+    k_scale = scales_of(scales_at(places + 3, stored) + slot, live, stored)
+    v_scale = scales_of(scales_at(places + 4, stored) + slot, live, stored)
     if half > 0:
         j = tl.arange(0, wide_half)
         inside = taken & (j < half)[None, :]

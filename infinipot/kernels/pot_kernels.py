@@ -15,77 +15,7 @@ power of two.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def aligned(place, kind: tl.constexpr):
-    """The address in `place`. torch aligns memory, so that several elements are moved at once."""
-    return tl.multiple_of(tl.load(place).to(kind), 16)
-
-
-@triton.jit
-def whole(x):
-    """x float32, rounded to whole numbers, halves to even ones. Its size is below 2 ** 22."""
-    return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def encoded(x, stored: tl.constexpr):
-    """x float32 in eight bits, rounded as torch does. Not by the hardware's fp8: older cards have none."""
-    if stored == "int8":
-        code = whole(x)
-    else:
-        bits = x.to(tl.int32, bitcast=True)
-        size = bits & 0x7FFFFFFF
-        normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
-        small = whole(tl.abs(x) * 512).to(tl.int32)
-        code = tl.where(size < 0x3C800000, small, normal) | ((bits >> 24) & 0x80)  # below 2 ** -6
-    return code.to(tl.int8)
-
-
-@triton.jit
-def decoded(x, scale, element: tl.constexpr, stored: tl.constexpr):
-    """Eight-bit x by its vectors' scales, as `cache.storage.Slots.read` gives it."""
-    if stored == "int8":
-        number = x.to(tl.float32)
-    else:
-        bits = x.to(tl.int32)
-        half = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # the same number as float16, / 2 ** 8
-        number = half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return (number * scale).to(element)
-
-
-@triton.jit
-def scales_of(place, n, live, stored: tl.constexpr):
-    """The scales [N, 1] of eight-bit vectors n; else a number that nobody uses."""
-    if stored is None:
-        scale = 1.0
-    else:
-        scales = aligned(place, tl.pointer_type(tl.float32))
-        scale = tl.load(scales + n, mask=live, other=0.0)[:, None]
-    return scale
-
-
-@triton.jit
-def stored_at(source, inside, scale, element: tl.constexpr, stored: tl.constexpr):
-    """Elements of vectors in the model's type, 0 outside. scale: from `scales_of`."""
-    x = tl.load(source, mask=inside, other=0.0)
-    if stored is not None:
-        x = decoded(x, scale, element, stored)
-    return x
-
-
-@triton.jit
-def write(data, scales, entry, j, x, live, width: tl.constexpr, stored: tl.constexpr):
-    """Write elements j of vectors x in eight bits, as `cache.storage.Slots.write`. data, scales: where
-    the addresses are. entry, live: of each vector, its place and whether it is written."""
-    axis: tl.constexpr = len(x.shape) - 1
-    largest: tl.constexpr = 127.0 if stored == "int8" else 448.0
-    x = tl.where(j < width, x.to(tl.float32), 0.0)
-    scale = tl.maximum(tl.max(tl.abs(x), axis=axis, keep_dims=True), 1e-12) * (1.0 / largest)
-    code = encoded(tl.div_rn(x, scale), stored)
-    target = aligned(data, tl.pointer_type(tl.int8)) + entry * width + j
-    tl.store(target, code, mask=live & (j < width))
-    tl.store(aligned(scales, tl.pointer_type(tl.float32)) + entry, scale, mask=live)
+from infinipot.kernels.slot_kernels import aligned, scales_at, scales_of, stored_at, write
 
 
 @triton.jit
@@ -181,6 +111,8 @@ def attend_part(
     size = tl.load(places + 2 * rows + row)
     keys = aligned(places + row, kind) + head * size * width
     values = aligned(places + rows + row, kind) + head * size * value_width
+    key_scales = scales_at(places + 3 * rows + row, stored) + head * size
+    value_scales = scales_at(places + 4 * rows + row, stored) + head * size
     g = tl.arange(0, tile)
     j = tl.arange(0, wide_half)
     r = tl.arange(0, wide_rest)
@@ -205,8 +137,8 @@ def attend_part(
     for start in range(begin, tl.minimum(begin + share, slot + 1), block):
         n = start + tl.arange(0, block)
         filled = (n <= slot) & (n < begin + share)
-        k_scale = scales_of(places + 3 * rows + row, head * size + n, filled, stored)
-        v_scale = scales_of(places + 4 * rows + row, head * size + n, filled, stored)
+        k_scale = scales_of(key_scales + n, filled, stored)
+        v_scale = scales_of(value_scales + n, filled, stored)
         source = values + n[:, None] * value_width + d[None, :]
         inside = filled[:, None] & (d < value_width)[None, :]
         v = stored_at(source, inside, v_scale, element, stored)
