@@ -3,12 +3,13 @@ alone and together, in one warm process. `infinipot bench` compares; this shows 
 
     python benchmarks/engine_speed.py [SHAPE] [--lengths 8192,32768] [--batches 1,8,64] [--shares]
                                       [--tensor-parallel N | --spread]
-                                      [--weights int4] [--memory 8GB]
+                                      [--weights int4] [--pot-dtype int8] [--memory 8GB]
 
 SHAPE: a model with random weights, from `infinipot.bench.shapes.SHAPES`. Each length is read twice,
 since the first reading makes the recordings; the peak is that of the second, on the first GPU. --shares: how much of the
-kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty. --weights: keeps them in groups. --memory:
-as if the first GPU had no more; the peak of the whole program is what torch reserved, from making the model on. What does not fit is null.
+kernels' time a distillation takes, on a GPU: scores, selection, compaction, and novelty. --weights: keeps them in groups. --pot-dtype: stores
+entries in eight bits. --memory: as if the first GPU had no more; the peak of the whole program is what torch reserved, from making the model on.
+What does not fit is null.
 For an 8B model on a card of 8 GB: `engine_speed.py --weights int4 --memory 8GB --lengths 8192,32768,131072 --batches 1`; eight answers
 fit with `--batches 8 --pot-size 1024`.
 """
@@ -27,6 +28,7 @@ from transformers import PreTrainedModel
 
 from infinipot import PotConfig, Session
 from infinipot.bench.shapes import SHAPES, shaped
+from infinipot.cache.storage import QUANTISED
 from infinipot.cli.plan import memory_bytes
 from infinipot.engine.sampling import Sampler
 from infinipot.machine import out_of_memory
@@ -163,6 +165,7 @@ def main() -> None:
     parser.add_argument("--tensor-parallel", type=int, default=1)
     parser.add_argument("--spread", action="store_true", help="share layers out over all GPUs")
     parser.add_argument("--weights", choices=("int8", "int4"))
+    parser.add_argument("--pot-dtype", choices=tuple(QUANTISED))
     parser.add_argument("--memory", help="of the first GPU, such as 8GB")
     args = parser.parse_args()
     if args.weights and (args.tensor_parallel > 1 or args.spread):
@@ -170,7 +173,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     limited(args.memory, device)
     runner = ModelRunner(made(args, device))
-    config = PotConfig(pot_size=args.pot_size)
+    config = PotConfig(pot_size=args.pot_size, pot_dtype=args.pot_dtype)
     chance = random.Random(0)
     read: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}

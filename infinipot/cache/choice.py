@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from infinipot.cache.layer import PotLayer
-from infinipot.cache.storage import compact_slots
+from infinipot.cache.storage import compact_slots, read_slots
 from infinipot.kernels import distill as kernels
 
 
@@ -21,7 +21,7 @@ def rotated_keys(layers: Sequence[PotLayer], start: int) -> Tensor:
     first = layers[0]
     alike = all(layer.rotation is first.rotation for layer in layers)
     if alike and first.reset and first.rotated is None:
-        keys = torch.cat([layer.slots[0].read(start, first.length) for layer in layers])
+        keys = read_slots([layer.slots[0] for layer in layers], start, first.length)
         return first.rotate_from(keys, start)
     return torch.cat([layer.read_keys(start, layer.length) for layer in layers])
 

@@ -140,11 +140,9 @@ class PotLayer(SlotPair, SurvivorRecords, CacheLayerMixin):
 
     @property
     def by_address(self) -> bool:
-        """Whether a kernel can use the slots by their address: dense, in the model's own type, with
-        positions that are slots."""
+        """Whether a kernel can use the slots by their address: dense, with positions that are slots."""
         return (
             self.is_initialized
-            and self.kind is None
             and self.reset
             and all(slots.data.shape[0] == 1 for slots in self.slots)
         )

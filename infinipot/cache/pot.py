@@ -60,6 +60,7 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
         self.rotations = rotations
         self.followers = layout.followers
         self.size = layout.size
+        self.kind = layout.kind
         self.grouping = layout.grouping
         self.distils = layout.distils
         self.scores = layout.scores
@@ -175,8 +176,8 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
 
     @property
     def places(self) -> Tensor:
-        """Addresses of each bounded layer's keys and values, and its capacity, [L, 3] int64 on the
-        CPU. The same tensor until the slots move. Only for pots with `by_address`."""
+        """`PotLayer.place` of each bounded layer, [L, 3] or [L, 5] int64 on the CPU. The same tensor
+        until the slots move. Only for pots with `by_address`."""
         slots = self.bounded[0].slots
         if self._places is None or self._places[0] is not slots:
             self._places = slots, torch.tensor([layer.place for layer in self.bounded])
@@ -184,8 +185,7 @@ class Pot(PotSizes, Bookkeeping, GuardedCache):
 
     @property
     def by_address(self) -> bool:
-        """Whether all layers are slots in the model's own type that kernels can use by address, and
-        have equally many."""
+        """Whether all layers are slots that kernels can use by address, and have equally many."""
         if not self._by_address:
             self._by_address = (
                 self.grouping is None

@@ -74,7 +74,9 @@ class SlotPair:
         return (*shapes, self.dtype, self.device)
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Address of the raw keys, of the values, and the capacity."""
-        keys, values = self.slots
-        return keys.data.data_ptr(), values.data.data_ptr(), keys.size
+    def place(self) -> tuple[int, ...]:
+        """Address of the raw keys, of the values, the capacity, and for eight-bit kinds the addresses of
+        both scales."""
+        pairs = zip(*(slots.tensors for slots in self.slots), strict=True)
+        keys, values, *scales = [x.data_ptr() for pair in pairs for x in pair]
+        return keys, values, self.capacity, *scales

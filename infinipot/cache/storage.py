@@ -56,7 +56,8 @@ class Slots:
         if self.scale is None:
             self.data[:, :, place] = x
             return
-        scale = x.float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / self.largest
+        # a GPU divides by a number in this way: bits are equal on all devices
+        scale = x.float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) * (1 / self.largest)
         scaled = x.float() / scale
         if self.data.dtype is torch.int8:
             scaled = scaled.round()
@@ -66,10 +67,13 @@ class Slots:
     def read(self, start: int, stop: int) -> Tensor:
         """The vectors in slots start .. stop-1, [B, K, stop-start, D]. A view, except for eight-bit
         kinds."""
-        data = self.data[:, :, start:stop]
-        if self.scale is None:
+        return self.numbers(*(x[:, :, start:stop] for x in self.tensors))
+
+    def numbers(self, data: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Vectors from what is stored of them."""
+        if scale is None:
             return data
-        return (data.float() * self.scale[:, :, start:stop]).to(self.dtype)
+        return (data.float() * scale).to(self.dtype)
 
     def move(self, start: int, sources: Tensor) -> None:
         """Copy the slots at `sources` [B, K, C] to the slots from `start` on."""
@@ -131,11 +135,19 @@ class Block:
         return twin
 
 
+def read_slots(stored: Sequence[Slots], start: int, stop: int) -> Tensor:
+    """`Slots.read` for the slots of L layers of one shape and type, [L, K, stop-start, D]."""
+    buffers = zip(*(slots.tensors for slots in stored), strict=True)
+    return stored[0].numbers(*(torch.cat([x[:, :, start:stop] for x in own]) for own in buffers))
+
+
 def compact_slots(stored: Sequence[Slots], indices: Tensor, pinned: int) -> None:
     """`Slots.move(pinned, indices[l, :, pinned:])` for the slots of L layers, in one operation on a
-    GPU. indices: [L, K, C] int64, ascending. Slots are of one shape, in the model's own type."""
-    first = stored[0].data
-    addresses = on_device([slots.data.data_ptr() for slots in stored], first.device)
-    distill.compact(
-        addresses, indices, pinned, first.shape[2], first.shape[3] * first.element_size()
-    )
+    GPU, for eight-bit kinds in two. indices: [L, K, C] int64, ascending. Slots are of one shape and
+    type."""
+    for buffers in zip(*(slots.tensors for slots in stored), strict=True):
+        first = buffers[0]
+        addresses = on_device([x.data_ptr() for x in buffers], first.device)
+        distill.compact(
+            addresses, indices, pinned, first.shape[2], first.shape[3] * first.element_size()
+        )

@@ -34,9 +34,10 @@ from infinipot.parallel.ranks import on_all_ranks
 log = logging.getLogger("infinipot")
 
 STEPS = 32
-"""Most recorded steps of a model, by number of rows and size of the pots."""
+"""Most recorded steps of a model, by number of rows, size of the pots and type of their entries."""
 CHUNKS = 64
-"""Most recorded chunks of a model, by number of rows, size of the pot and kind of catalyst."""
+"""Most recorded chunks of a model, by number of rows, size of the pot, kind of catalyst and type of
+entries."""
 CHUNK_ROWS = (16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 """Rows of recorded chunks. A chunk with other rows uses the next larger one."""
 CATALYST_ROWS = (64, distill.ROWS)
@@ -60,7 +61,7 @@ def seen_by_kernel(look: CatalystLook | None, pot: Pot) -> bool:
         return True
     if look.once or look.rows > CATALYST_ROWS[-1]:
         return False
-    vectors = pot.bounded[0].slots[0].data
+    vectors = pot.bounded[0].slots[0].read(0, 0)  # of the type that attention reads
     return not pots.supports(vectors) or distill.supports_vectors(vectors)
 
 
@@ -142,12 +143,16 @@ class GraphCache:
         runner = self.runner()
         assert runner is not None
         rotations = pots[0].rotations
+        kind = pots[0].kind
         if len(ids) > ROWS[-1] or not self.possible(ids):
             return None
         for pot in pots:
             self.allocate(pot)
         usable = all(
-            pot.by_address and not (watched and pot.watched) and pot.rotations is rotations
+            pot.by_address
+            and not (watched and pot.watched)
+            and pot.rotations is rotations
+            and pot.kind == kind
             for pot in pots
         )
         if not usable:
@@ -158,7 +163,7 @@ class GraphCache:
         capacity = max(pot.bounded[0].capacity for pot in pots)
         size = next_power_of_2(capacity)
 
-        key = (rows, size, id(rotations))
+        key = (rows, size, id(rotations), kind)
         step = self.steps.take(key, pots[0]) or Step(runner, pots[0], rows, size)
         self.steps.keep(key, step)
         return self._run(step, lambda: step(pots, counts, ids, self.record))
@@ -193,7 +198,7 @@ class GraphCache:
             catalyst = look.rows
             most = dataclasses.replace(look, rows=next_above(CATALYST_ROWS, catalyst))
         size = next_power_of_2(pot.bounded[0].capacity)
-        key = (rows, size, most, id(pot.rotations))
+        key = (rows, size, most, id(pot.rotations), pot.kind)
         chunk = self.chunks.take(key, pot) or Chunk(runner, pot, rows, size, most)
         self.chunks.keep(key, chunk)
         return self._run(chunk, lambda: chunk(pot, ids, catalyst, self.record))

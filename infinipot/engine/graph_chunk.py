@@ -62,7 +62,7 @@ class Chunk(AddressForward):
         rotated = query
         if rotation is not None:
             rotated = rotation.rotate_to(query, slots)
-        places = all_places[number]
+        places = pots.Places(all_places[number], self.kind)
         kernels.store(key, value, places, span)
         keys, values = kernels.fetch(key, value, places, span, self.tables[number], self.size)
         if self.look is not None:

@@ -32,8 +32,8 @@ ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 class AddressForward(Worker):
     """A forward pass over pots that are found by address.
 
-    places: [L, 3, rows] int64 on the device, as the kernels take them. The twin in plain torch, for
-    tests on a CPU, uses the pots themselves.
+    places: [L, 3, rows] int64 on the device, [L, 5, rows] for pots in eight bits, as the kernels take
+    them. The twin in plain torch, for tests on a CPU, uses the pots themselves.
     """
 
     def __init__(self, runner: ModelRunner, pot: Pot, rows: int) -> None:
@@ -43,8 +43,8 @@ class AddressForward(Worker):
         self.tables = self._tables_of(pot)
         self.inputs: dict[torch.device, tuple[Tensor, ...]] = {}
         """What a pass tells the kernels, on the devices of all layers."""
-        layers = len(pot.bounded)
-        self.places = torch.zeros(layers, 3, rows, dtype=torch.long, device=runner.device)
+        self.kind = pot.kind
+        self.places = pot.places.new_zeros(*pot.places.shape, rows, device=runner.device)
         self.recording: Recording | None = None
         self.calls = 0
 
@@ -124,7 +124,7 @@ class Step(AddressForward):
         if not kernels.supports(query):
             return self.attend_plainly(module, (query, key, value), scaling, options)
         all_places, slots = self.inputs[query.device]
-        places = all_places[number]
+        places = kernels.Places(all_places[number], self.kind)
         kernels.append(key, value, places, slots)
         return kernels.attend(
             query,

@@ -2,14 +2,14 @@
 
 `places` is as in `pot_kernels`, for one row. `span` is on the device: the slot where the chunk
 begins, and its number of tokens. So one recording serves all places of a chunk. `half`, `first`,
-`second`, `step`, `sign` and `rest` are as in `pot_kernels`.
+`second`, `step`, `sign`, `rest` and `stored` are as in `pot_kernels`.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
 
-from infinipot.kernels.pot_kernels import aligned
+from infinipot.kernels.slot_kernels import aligned, scales_at, scales_of, stored_at, write
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -27,6 +27,7 @@ def store(
     width: tl.constexpr,
     value_width: tl.constexpr,
     wide: tl.constexpr,
+    stored: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Write the chunk's entries of one head into the pot."""
@@ -38,12 +39,19 @@ def store(
     count = tl.load(span + 1)
     entry = (head * tl.load(places + 2) + start + n)[:, None]
     far = n[:, None].to(tl.int64)
-    inside = (n < count)[:, None] & (j < width)[None, :]
+    live = (n < count)[:, None]
+    inside = live & (j < width)[None, :]
     k = tl.load(key + head * kh + far * kn + j[None, :], mask=inside)
-    tl.store(aligned(places, kind) + entry * width + j[None, :], k, mask=inside)
-    inside = (n < count)[:, None] & (j < value_width)[None, :]
+    if stored is None:
+        tl.store(aligned(places, kind) + entry * width + j[None, :], k, mask=inside)
+    else:
+        write(places, places + 3, entry, j[None, :], k, live, width, stored)
+    inside = live & (j < value_width)[None, :]
     v = tl.load(value + head * vh + far * vn + j[None, :], mask=inside)
-    tl.store(aligned(places + 1, kind) + entry * value_width + j[None, :], v, mask=inside)
+    if stored is None:
+        tl.store(aligned(places + 1, kind) + entry * value_width + j[None, :], v, mask=inside)
+    else:
+        write(places + 1, places + 4, entry, j[None, :], v, live, value_width, stored)
 
 
 @triton.jit
@@ -66,35 +74,42 @@ def fetch(
     second: tl.constexpr,
     step: tl.constexpr,
     sign: tl.constexpr,
+    stored: tl.constexpr,
     tile: tl.constexpr,
 ):
     """Copy the pot's entries of one head, with the chunk's: keys rotated by slot, and values."""
     n = tl.program_id(0) * tile + tl.arange(0, tile)
     head = tl.program_id(1)
-    kind = tl.pointer_type(keys.dtype.element_ty)
-    entry = (head * tl.load(places + 2) + n)[:, None]
+    element: tl.constexpr = keys.dtype.element_ty
+    kind: tl.constexpr = tl.pointer_type(element if stored is None else tl.int8)
+    slot = head * tl.load(places + 2) + n
+    entry = slot[:, None]
     target = (head * size + n)[:, None].to(tl.int64)
-    taken = (n < tl.load(span) + tl.load(span + 1))[:, None]
+    live = n < tl.load(span) + tl.load(span + 1)
+    taken = live[:, None]
     raw = aligned(places, kind)
+    k_scale = scales_of(scales_at(places + 3, stored) + slot, live, stored)
+    v_scale = scales_of(scales_at(places + 4, stored) + slot, live, stored)
     if half > 0:
         j = tl.arange(0, wide_half)
         inside = taken & (j < half)[None, :]
         c = tl.load(cos + n[:, None] * half + j[None, :], mask=inside, other=0.0)
         s = tl.load(sin + n[:, None] * half + j[None, :], mask=inside, other=0.0) * sign
         source = raw + entry * width + step * j[None, :]
-        a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
-        b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
+        a = stored_at(source + first, inside, k_scale, element, stored).to(tl.float32)
+        b = stored_at(source + second, inside, k_scale, element, stored).to(tl.float32)
         out = keys + target * width + step * j[None, :]
-        tl.store(out + first, (a * c - b * s).to(keys.dtype.element_ty), mask=inside)
-        tl.store(out + second, (b * c + a * s).to(keys.dtype.element_ty), mask=inside)
+        tl.store(out + first, (a * c - b * s).to(element), mask=inside)
+        tl.store(out + second, (b * c + a * s).to(element), mask=inside)
     if rest > 0:
         r = tl.arange(0, wide_rest)
         inside = taken & (r < rest)[None, :]
-        k = tl.load(raw + entry * width + 2 * half + r[None, :], mask=inside)
+        k = stored_at(raw + entry * width + 2 * half + r[None, :], inside, k_scale, element, stored)
         tl.store(keys + target * width + 2 * half + r[None, :], k, mask=inside)
     d = tl.arange(0, wide_value)
     inside = taken & (d < value_width)[None, :]
-    v = tl.load(aligned(places + 1, kind) + entry * value_width + d[None, :], mask=inside)
+    source = aligned(places + 1, kind) + entry * value_width + d[None, :]
+    v = stored_at(source, inside, v_scale, element, stored)
     tl.store(values + target * value_width + d[None, :], v, mask=inside)
 
 

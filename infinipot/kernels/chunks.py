@@ -1,6 +1,6 @@
 """Calls of the Triton kernels that read a chunk into one pot, by address.
 
-places: [3, 1] int64, as in `kernels.pots`. span: on the device, int64, at least the slot where the
+places: of one row, as in `kernels.pots`. span: on the device, int64, at least the slot where the
 chunk begins and its number of tokens. Rows behind these tokens are padding: they are not stored, and
 what is returned for them means nothing. The twin in plain torch is `Chunk.attend_plainly`; tests
 compare them.
@@ -16,6 +16,7 @@ from torch import Tensor
 from infinipot.kernels.launch import dense_rows, next_power_of_2, on, run
 from infinipot.kernels.pots import (
     LEAST_DOT,
+    Places,
     Rotary,
     Softmax,
     pairs_of,
@@ -31,7 +32,7 @@ LEAST_SHARE = 256
 """Fewest entries of a share in `attend`."""
 
 
-def store(key: Tensor, value: Tensor, places: Tensor, span: Tensor) -> None:
+def store(key: Tensor, value: Tensor, places: Places, span: Tensor) -> None:
     """Write new entries into one pot. key: [1, K, T, D], raw. value: [1, K, T, V]."""
     from infinipot.kernels import chunk_kernels
 
@@ -42,12 +43,14 @@ def store(key: Tensor, value: Tensor, places: Tensor, span: Tensor) -> None:
     wide = next_power_of_2(max(width, value.shape[-1]))
     with on(key):
         chunk_kernels.store[(-(-rows // COPIED), heads)](
-            key, value, places, span, *strides, width, value.shape[-1], wide, COPIED
+            *(key, value, places.addresses, span),
+            *strides,
+            *(width, value.shape[-1], wide, places.kind, COPIED),
         )
 
 
 def fetch(
-    key: Tensor, value: Tensor, places: Tensor, span: Tensor, rotary: Rotary | None, size: int
+    key: Tensor, value: Tensor, places: Places, span: Tensor, rotary: Rotary | None, size: int
 ) -> tuple[Tensor, Tensor]:
     """Copy the entries of one pot up to the chunk's end: keys [1, K, size, D], rotated by slot, and
     values [1, K, size, V]. What lies behind them is not initialised.
@@ -63,9 +66,9 @@ def fetch(
     pairs = pairs_of(rotary, width)
     with on(key):
         chunk_kernels.fetch[(-(-size // COPIED), heads)](
-            places,
+            places.addresses,
             span,
-            *tables_of(rotary, places)[:2],
+            *tables_of(rotary, span)[:2],
             keys,
             values,
             size,
@@ -74,6 +77,7 @@ def fetch(
             *pairs,
             next_power_of_2(value_width),
             *style_of(rotary, pairs[0]),
+            places.kind,
             COPIED,
         )
     return keys, values

@@ -4,6 +4,8 @@ of them would be compiled anew.
 
 `places` is [3, rows] int64: for each row the address of a pot's raw keys [1, K, size, D], of its
 values [1, K, size, V], and its size. A recording stays valid for any pot: only `places` changes.
+`stored` is the eight-bit type of keys and values, `int8` or `fp8`; None: the model's own. Then
+`places` is [5, rows], with the addresses of the scales [1, K, size] of keys and of values.
 `half` is the number of rotated pairs, 0 without rotation. Pair j is at first + step*j and
 second + step*j. `rest` is the number of elements that pass through. All `wide_*` are paddings to a
 power of two.
@@ -13,11 +15,7 @@ power of two.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def aligned(place, kind: tl.constexpr):
-    """The address in `place`. torch aligns memory, so that several elements are moved at once."""
-    return tl.multiple_of(tl.load(place).to(kind), 16)
+from infinipot.kernels.slot_kernels import aligned, scales_at, scales_of, stored_at, write
 
 
 @triton.jit
@@ -33,6 +31,7 @@ def append(
     width: tl.constexpr,
     value_width: tl.constexpr,
     wide: tl.constexpr,
+    stored: tl.constexpr,
 ):
     """Write one entry of one head into the slot of its row. Rows with slot -1 are skipped."""
     row = tl.program_id(0)
@@ -45,12 +44,19 @@ def append(
     live = slot >= 0
     k = tl.load(key + row * kb + head * kh + j, mask=j < width)
     v = tl.load(value + row * vb + head * vh + j, mask=j < value_width)
-    tl.store(aligned(places + row, kind) + entry * width + j, k, mask=live & (j < width))
-    tl.store(
-        aligned(places + rows + row, kind) + entry * value_width + j,
-        v,
-        mask=live & (j < value_width),
-    )
+    if stored is None:
+        tl.store(aligned(places + row, kind) + entry * width + j, k, mask=live & (j < width))
+        tl.store(
+            aligned(places + rows + row, kind) + entry * value_width + j,
+            v,
+            mask=live & (j < value_width),
+        )
+    else:
+        place = places + row
+        entry += tl.arange(0, 1)
+        alive = slot + tl.arange(0, 1) >= 0
+        write(place, place + 3 * rows, entry, j, k, alive, width, stored)
+        write(place + rows, place + 4 * rows, entry, j, v, alive, value_width, stored)
 
 
 @triton.jit(do_not_specialize=["share"])
@@ -84,6 +90,7 @@ def attend_part(
     sign: tl.constexpr,
     capped: tl.constexpr,
     exact: tl.constexpr,
+    stored: tl.constexpr,
     block: tl.constexpr,
 ):
     """Attention of one row over one share of its slots, for the query heads of one KV head.
@@ -98,12 +105,14 @@ def attend_part(
     rows = tl.num_programs(0)
     heads = tl.num_programs(1)
     parts = tl.num_programs(2)
-    element = query.dtype.element_ty
-    kind = tl.pointer_type(element)
+    element: tl.constexpr = query.dtype.element_ty
+    kind: tl.constexpr = tl.pointer_type(element if stored is None else tl.int8)
     slot = tl.load(slots + row)
     size = tl.load(places + 2 * rows + row)
     keys = aligned(places + row, kind) + head * size * width
     values = aligned(places + rows + row, kind) + head * size * value_width
+    key_scales = scales_at(places + 3 * rows + row, stored) + head * size
+    value_scales = scales_at(places + 4 * rows + row, stored) + head * size
     g = tl.arange(0, tile)
     j = tl.arange(0, wide_half)
     r = tl.arange(0, wide_rest)
@@ -128,18 +137,18 @@ def attend_part(
     for start in range(begin, tl.minimum(begin + share, slot + 1), block):
         n = start + tl.arange(0, block)
         filled = (n <= slot) & (n < begin + share)
-        v = tl.load(
-            values + n[:, None] * value_width + d[None, :],
-            mask=filled[:, None] & (d < value_width)[None, :],
-            other=0.0,
-        )
+        k_scale = scales_of(key_scales + n, filled, stored)
+        v_scale = scales_of(value_scales + n, filled, stored)
+        source = values + n[:, None] * value_width + d[None, :]
+        inside = filled[:, None] & (d < value_width)[None, :]
+        v = stored_at(source, inside, v_scale, element, stored)
         s = tl.zeros((tile, block), tl.float32)
         if half > 0:
             inside = filled[:, None] & (j < half)[None, :]
             source = keys + n[:, None] * width + step * j[None, :]
             table = n[:, None] * half + j[None, :]
-            a = tl.load(source + first, mask=inside, other=0.0).to(tl.float32)
-            b = tl.load(source + second, mask=inside, other=0.0).to(tl.float32)
+            a = stored_at(source + first, inside, k_scale, element, stored).to(tl.float32)
+            b = stored_at(source + second, inside, k_scale, element, stored).to(tl.float32)
             if exact:
                 c = tl.load(cos + table, mask=inside, other=0.0)
                 e = tl.load(sin + table, mask=inside, other=0.0) * sign
@@ -152,11 +161,9 @@ def attend_part(
             s = tl.dot(q1, tl.trans(k1), s, input_precision="ieee")
             s = tl.dot(q2, tl.trans(k2), s, input_precision="ieee")
         if rest > 0:
-            k3 = tl.load(
-                keys + n[:, None] * width + 2 * half + r[None, :],
-                mask=filled[:, None] & (r < rest)[None, :],
-                other=0.0,
-            )
+            source = keys + n[:, None] * width + 2 * half + r[None, :]
+            inside = filled[:, None] & (r < rest)[None, :]
+            k3 = stored_at(source, inside, k_scale, element, stored)
             s = tl.dot(q3, tl.trans(k3), s, input_precision="ieee")
         s = s * scale
         if capped:

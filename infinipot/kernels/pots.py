@@ -1,8 +1,6 @@
 """Calls of the Triton kernels that read one token into each of several pots, by address.
 
-places: [3, rows] int64, for each row the address of a pot's raw keys [1, K, size, D], of its values
-[1, K, size, V], and its size. Both buffers are contiguous and have the model's type. The twin in
-plain torch is `Step.attend_plainly`; tests compare them.
+The twin in plain torch is `Step.attend_plainly`; tests compare them.
 """
 
 from __future__ import annotations
@@ -38,6 +36,18 @@ def packed(cos: Tensor, sin: Tensor) -> Tensor:
     """cos and sin as float16, in the low and the high bits of an int32."""
     low, high = (x.half().view(torch.int16).int() for x in (cos, sin))
     return (low & 0xFFFF) | (high << 16)
+
+
+class Places(NamedTuple):
+    """Where the slots of each row's pot are.
+
+    addresses: [3, rows] int64: of the raw keys [1, K, size, D] and of the values [1, K, size, V], both
+    contiguous, then the size. kind: their eight-bit type, with two more addresses [5, rows] of the
+    scales [1, K, size, 1] of keys and values; None: the model's own.
+    """
+
+    addresses: Tensor
+    kind: str | None = None
 
 
 class Entries(NamedTuple):
@@ -80,17 +90,17 @@ def style_of(rotary: Rotary | None, half: int) -> tuple[int, int, int, float]:
     return 0, half, 1, 1.0
 
 
-def tables_of(rotary: Rotary | None, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def tables_of(rotary: Rotary | None, unread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The tables; without rotation something that is never read."""
     if rotary is None:
-        return places, places, places
+        return unread, unread, unread
     return rotary[:3]
 
 
-def append(key: Tensor, value: Tensor, places: Tensor, slots: Tensor) -> None:
+def append(key: Tensor, value: Tensor, places: Places, slots: Tensor) -> None:
     """Write one new entry for each row into its pot.
 
-    key: [B, K, 1, D], raw. value: [B, K, 1, V]. places: [3, B]. slots: [B] int64; -1: skip the row.
+    key: [B, K, 1, D], raw. value: [B, K, 1, V]. places: of B rows. slots: [B] int64; -1: skip the row.
     """
     from infinipot.kernels import pot_kernels
 
@@ -101,13 +111,15 @@ def append(key: Tensor, value: Tensor, places: Tensor, slots: Tensor) -> None:
     strides = (*key.stride()[:2], *value.stride()[:2])
     with on(key):
         pot_kernels.append[(batch, heads)](
-            key, value, places, slots, *strides, width, value.shape[-1], wide
+            *(key, value, places.addresses, slots),
+            *strides,
+            *(width, value.shape[-1], wide, places.kind),
         )
 
 
 def attend(
     query: Tensor,
-    places: Tensor,
+    places: Places,
     slots: Tensor,
     rotary: Rotary | None,
     entries: Entries,
@@ -115,8 +127,8 @@ def attend(
 ) -> Tensor:
     """Attention of one token per row over its pot's entries up to its own slot, slots[b].
 
-    query: raw, [B, H, 1, D]; it is rotated to its slot. places: [3, B]. slots: [B] int64; a row
-    with -1 gets zeros. Returns [B, 1, H, V].
+    query: raw, [B, H, 1, D]; it is rotated to its slot. places: of B rows. slots: [B] int64; a
+    row with -1 gets zeros. Returns [B, 1, H, V].
     """
     query = dense_rows(query)
     grid = _grid(query, entries)
@@ -155,7 +167,7 @@ def _grid(query: Tensor, entries: Entries) -> Grid:
 
 def _attend_part(
     query: Tensor,
-    where: tuple[Tensor, Tensor],
+    where: tuple[Places, Tensor],
     rotary: Rotary | None,
     softmax: Softmax,
     grid: Grid,
@@ -172,18 +184,18 @@ def _attend_part(
     peak, total = torch.empty(2, rows, dtype=torch.float32, device=query.device)
     pairs = pairs_of(rotary, width)
     exact = query.dtype == torch.float32
-    kinds = (softmax.softcap is not None, exact)
+    kinds = (softmax.softcap is not None, exact, places.kind)
     numbers = (*query.stride()[:2], softmax.scaling, softmax.softcap or 1.0, grid.share)
     with on(query):
         args = (
-            *(query, places, slots),
-            *tables_of(rotary, places),
+            *(query, places.addresses, slots),
+            *tables_of(rotary, slots),
             *(acc, peak, total),
             *numbers,
             *(grid.group, grid.tile, width, grid.width),
             *(*pairs, grid.wide, *style_of(rotary, pairs[0]), *kinds, BLOCK),
         )
-        form = (query.dtype, pairs, grid.tile, grid.wide)
+        form = (query.dtype, places.kind, pairs, grid.tile, grid.wide)
         run(pot_kernels.attend_part, (batch, grid.kv_heads, grid.parts), args, form)
     return acc, peak, total
 

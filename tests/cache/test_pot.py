@@ -123,9 +123,13 @@ def test_described_by_hand() -> None:
     ]
 
 
-def test_addresses_are_found_once_until_slots_move(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_addresses_are_found_once_until_slots_move(
+    kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the scales, if there are any, come last."""
     monkeypatch.setattr(layer_module, "GROWTH", 4)
-    pot = filled(3, Layout(None))
+    pot = filled(3, Layout(None, kind=kind))
     assert pot.by_address
     places = pot.places
     assert pot.places is places
@@ -133,7 +137,11 @@ def test_addresses_are_found_once_until_slots_move(monkeypatch: pytest.MonkeyPat
 
     def expected() -> list[list[int]]:
         return [
-            [*(slots.data.data_ptr() for slots in layer.slots), layer.capacity]
+            [
+                *(slots.data.data_ptr() for slots in layer.slots),
+                layer.capacity,
+                *(slots.scale.data_ptr() for slots in layer.slots if slots.scale is not None),
+            ]
             for layer in pot.bounded
         ]
 
@@ -161,7 +169,7 @@ def test_addresses_are_found_once_until_slots_move(monkeypatch: pytest.MonkeyPat
         ({"size": None}, True, False),
         ({"sizes": (64, 64)}, True, True),
         ({"sizes": (60, 68)}, False, False),
-        ({"kind": "int8"}, False, False),
+        ({"kind": "int8"}, True, False),
         ({"reset": False}, False, True),
         ({"size": None, "grouping": (2, 8)}, False, False),
     ],
@@ -243,12 +251,17 @@ def test_a_state_is_an_equal_pot() -> None:
         waiting.state()
 
 
+@pytest.mark.parametrize("kind", [None, "int8"])
 @pytest.mark.parametrize("pinned", [0, 2])
-def test_a_kernel_compacts_all_layers_at_once(pinned: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is given addresses, places behind the pinned entries, and the size of a vector."""
-    pot = filled(9)
+def test_a_kernel_compacts_all_layers_at_once(
+    pinned: int, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given addresses, places behind the pinned entries, and the size of a vector; then those of the scales, if there are any."""
+    pot = filled(9, Layout(64, kind=kind))
     twin = pot.copy()
-    slots = {x.data.data_ptr(): x for layer in pot.bounded for x in layer.slots}
+    buffers = {
+        x.data_ptr(): x for layer in pot.bounded for slots in layer.slots for x in slots.tensors
+    }
     indices = torch.tensor([[[0, 1, 4, 7], [0, 1, 5, 8]], [[0, 1, 2, 3], [0, 1, 3, 6]]])
     told: list[tuple[int, int, int]] = []
 
@@ -257,7 +270,9 @@ def test_a_kernel_compacts_all_layers_at_once(pinned: int, monkeypatch: pytest.M
     ) -> None:
         told.append((start, count, width))
         for address, own in zip(addresses.tolist(), rows, strict=True):
-            slots[address].move(start, own[None, :, start:])
+            storage.Slots(buffers[address], 64, data=buffers[address]).move(
+                start, own[None, :, start:]
+            )
 
     monkeypatch.setattr(storage.distill, "compact", compact)
     monkeypatch.setattr(choice.kernels, "supports_compaction", lambda rows: rows is indices)
@@ -265,7 +280,8 @@ def test_a_kernel_compacts_all_layers_at_once(pinned: int, monkeypatch: pytest.M
     for by_address in (True, False):
         own = (pot if by_address else twin).bounded
         Choice([0, 1], indices, index, novelty, None).apply(own, pinned, by_address)
-    assert told == [(pinned, 64, 16 * 4)] * 2, "keys, then values"
+    widths = [16 * 4] if kind is None else [16, 4]
+    assert told == [(pinned, 64, width) for width in widths] * 2, "keys, then values"
     for mine, its in zip(pot.bounded, twin.bounded, strict=True):
         assert torch.equal(mine.read_keys(0, 4), its.read_keys(0, 4))
         assert torch.equal(mine.read_values(0, 4), its.read_values(0, 4))

@@ -14,8 +14,9 @@ from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session
+from infinipot.cache.storage import QUANTISED
 from infinipot.engine import cuda_graphs, decode
-from infinipot.engine.cuda_graphs import GraphCache, graph_cache
+from infinipot.engine.cuda_graphs import GraphCache, graph_cache, unrecorded
 from infinipot.engine.decode import together
 from infinipot.engine.distill import score_novelty, take
 from infinipot.engine.graph_chunk import Chunk
@@ -33,13 +34,27 @@ gpu = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_is_a_chunk_of_one(family: str) -> None:
+STORED = [*((family, None) for family in FAMILIES), ("llama", "int8"), ("qwen3", "fp8")]
+"""Families, and how their entries are stored."""
+
+
+def tiny_runner(family: str, kind: str | None) -> ModelRunner:
+    """With a model in float64 for entries in eight bits: a difference in the last bit of float32 may
+    round to another number."""
+    model = make_tiny(family)
+    if kind:
+        model.double()
+    return ModelRunner(model)
+
+
+@pytest.mark.parametrize(("family", "kind"), STORED)
+def test_a_step_is_a_chunk_of_one(family: str, kind: str | None) -> None:
     """Pots of different lengths and sizes, a token each, again and again: hidden states, logits and entries are those of ordinary reading."""
-    runner = ModelRunner(make_tiny(family))
+    runner = tiny_runner(family, kind)
     pairs = []
     for length, size in ((5, 64), (40, 64), (100, 80)):
-        session = Session(runner, None, dataclasses.replace(CONFIG, pot_size=size))
+        config = dataclasses.replace(CONFIG, pot_size=size, pot_dtype=kind)
+        session = Session(runner, None, config)
         session.append(random_ids(length, seed=length), question=CATALYST)
         pairs.append((session.pot, session.fork().pot))
     steps, plain = zip(*pairs, strict=True)
@@ -79,16 +94,16 @@ def test_rows_of_a_step_may_be_short_texts(family: str) -> None:
 
 
 @pytest.mark.parametrize(("rows", "looks"), [(9, True), (9, False), (16, False)])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_chunk_for_any_pot(family: str, rows: int, looks: bool) -> None:
+@pytest.mark.parametrize(("family", "kind"), STORED)
+def test_a_chunk_for_any_pot(family: str, kind: str | None, rows: int, looks: bool) -> None:
     """Read into pots in turn, at several places, padded or not, with the catalyst's look or without: hidden states, attention and
     entries are those of ordinary reading."""
-    runner = ModelRunner(make_tiny(family))
+    runner = tiny_runner(family, kind)
     look = CatalystLook(3)
     chunk = None
     for seed in range(3):
         ids = torch.tensor([random_ids(9 - seed, seed=3)])
-        session = Session(runner, None, CONFIG)
+        session = Session(runner, None, dataclasses.replace(CONFIG, pot_dtype=kind))
         session.append(random_ids(24 + seed, seed=seed), question=CATALYST)
         plain = session.fork().pot
         chunk = chunk or Chunk(runner, session.pot, rows, 64, look if looks else None)
@@ -138,15 +153,16 @@ OPTIONS = [
     {"score_memory": "once", "gqa": "max"},
     {"policy": "streaming"},
     {"chunk_tokens": 512, "sinks": 3, "pool": 5},
+    {"pot_dtype": "int8"},
+    {"pot_dtype": "fp8", "policy": "outliers"},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_chunks_and_steps_do_what_runs_otherwise(options: dict, at_once: list[AtOnce]) -> None:
     """The pot's bookkeeping, above all: what is recorded is run by another."""
-    model = make_tiny("qwen3")
-    recording, plain = ModelRunner(model), ModelRunner(model)
-    graph_cache(plain).record_nothing()
+    recording = tiny_runner("qwen3", options.get("pot_dtype"))
+    plain = unrecorded(recording)
     config = PotConfig(**{"pot_size": 64, "distill_to": 24, "chunk_tokens": 16, **options})
     sessions = Session(recording, None, config), Session(plain, None, config)
     one, other = sessions
@@ -226,6 +242,28 @@ def test_all_pots_share_the_recordings(at_once: list[AtOnce]) -> None:
         turns = [s.generation([7, 8], max_tokens=5, pick=greedy, stop_ids=set()) for s in group]
         list(together(turns))
     assert len(at_once) <= made + 3, "steps of 2, 4 and 8 rows"
+
+
+def test_pots_of_different_types_have_steps_of_their_own(at_once: list[AtOnce]) -> None:
+    """Together they run without a recording, and say what each says alone."""
+    runner = tiny_runner("llama", "int8")
+    options: dict[str, Any] = {"max_tokens": 9, "pick": greedy, "stop_ids": set()}
+    sessions = []
+    for kind in (None, *QUANTISED):
+        sessions.append(Session(runner, None, dataclasses.replace(CONFIG, pot_dtype=kind)))
+        sessions[-1].append(random_ids(200), question=CATALYST)
+    alone = [list(session.stream_ids([7, 8], **options)) for session in sessions]
+    graphs = graph_cache(runner)
+    assert {key[-1] for key in graphs.steps} == {key[-1] for key in graphs.chunks}
+    assert {key[-1] for key in graphs.steps} == {None, *QUANTISED}
+    ids = torch.ones(2, 1, dtype=torch.long)
+    for pots in ([s.pot for s in sessions[:2]], [s.pot for s in sessions[1:]]):
+        before = [pot.length for pot in pots]
+        assert graphs.step(pots, [1, 1], ids, watched=False) is None
+        assert [pot.length for pot in pots] == before
+    turns = [session.generation([7, 8], **options) for session in sessions]
+    list(together(turns))
+    assert [turn.tokens for turn in turns] == alone
 
 
 def test_recordings_keep_no_pot_alive(at_once: list[AtOnce]) -> None:
@@ -322,6 +360,65 @@ def test_recorded_cycles(family: str, options: dict) -> None:
     one.append(random_ids(300, seed=9), question=CATALYST)
     assert kept(fork) == before[0]
     assert torch.equal(fork.logits, before[1])
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=gpu) for kind in QUANTISED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("policy", ["infinipot", "outliers"])
+def test_recordings_of_pots_in_eight_bits(
+    kind: str, dtype: torch.dtype, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do what the same kernels do without a recording: reading, distilling and answering."""
+    one, _ = gpu_pair("llama", dtype, pot_dtype=kind, policy=policy)
+    other = Session(ModelRunner(one.runner.model), None, one.config)
+    monkeypatch.setattr(graph_cache(other.runner), "record", None)
+    for seed, length in enumerate((500, 3, 200, 77)):
+        said = []
+        for session in (one, other):
+            session.append(random_ids(length, seed=seed), question=CATALYST)
+            answer = session.stream_ids(
+                random_ids(6), max_tokens=20, pick=greedy, keep=seed == 2, stop_ids=set()
+            )
+            said.append(list(answer))
+        assert said[0] == said[1]
+        assert kept(one) == kept(other)
+        assert torch.equal(one.logits, other.logits)
+        for mine, its in zip(one.pot.bounded, other.pot.bounded, strict=True):
+            assert torch.equal(mine.read_keys(0, mine.length), its.read_keys(0, its.length))
+            assert torch.equal(mine.read_values(0, mine.length), its.read_values(0, its.length))
+    assert one.stats.distillations > 10
+    for forwards in (graph_cache(one.runner).chunks, graph_cache(one.runner).steps):
+        assert any(forward.recording for forward in forwards.values())
+    for forwards in (graph_cache(other.runner).chunks, graph_cache(other.runner).steps):
+        assert forwards
+        assert not any(forward.recording for forward in forwards.values())
+    fork = one.fork()
+    before = kept(fork), fork.logits
+    one.append(random_ids(300, seed=9), question=CATALYST)
+    assert kept(fork) == before[0]
+    assert torch.equal(fork.logits, before[1])
+
+
+NEIGHBOURS = {"int8": 1.1 / 127, "fp8": 1.1 * 32 / 448}
+"""The largest distance of two neighbours in eight bits, of a vector's largest element, and a tenth."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=gpu) for kind in QUANTISED])
+def test_recordings_of_pots_in_eight_bits_and_plain_torch(kind: str) -> None:
+    """Without their kernels a number may round to its neighbour, and scores may choose another entry: so
+    survivors are chosen by their places."""
+    one, other = gpu_pair("llama", torch.float32, pot_dtype=kind, policy="streaming")
+    for seed, length in enumerate((500, 3, 200, 77)):
+        for session in (one, other):
+            session.append(random_ids(length, seed=seed), question=CATALYST)
+            list(session.stream_ids([5, 6], max_tokens=9, pick=lambda logits: 7, stop_ids=set()))
+        assert kept(one) == kept(other)
+        assert_close("logits", one.logits, other.logits, NEIGHBOURS[kind])
+        for mine, its in zip(one.pot.bounded, other.pot.bounded, strict=True):
+            for got, expected in zip(mine.slots, its.slots, strict=True):
+                pair = got.read(0, mine.length), expected.read(0, its.length)
+                assert_close("entries", *pair, NEIGHBOURS[kind])
+    assert graph_cache(one.runner).first is not None, "something was recorded"
 
 
 @pytest.mark.parametrize("keep", [pytest.param(False, marks=gpu), pytest.param(True, marks=gpu)])

@@ -9,6 +9,8 @@ import torch
 from helpers import assert_close
 
 from infinipot.cache.rope import rotate
+from infinipot.cache.slot_pair import SlotPair
+from infinipot.cache.storage import QUANTISED, Slots
 from infinipot.kernels import chunks, launch, pots
 from infinipot.model.fused_norms import KINDS, rms_norm
 from infinipot.scoring.novelty import add_losses
@@ -88,18 +90,41 @@ def turned(x: torch.Tensor, table: pots.Rotary | None, places: slice) -> torch.T
     return rotate(x, table.cos[places], table.sin[places], table.style)
 
 
-def addresses(buffers: list[list[torch.Tensor]]) -> torch.Tensor:
-    return (
-        torch.tensor(
-            [[keys.data_ptr(), values.data_ptr(), keys.shape[2]] for keys, values in buffers]
-        )
-        .T.contiguous()
-        .to(DEVICE)
-    )
+STORED = [(style, None) for style in ("half", "half_reversed", "interleaved", None)]
+STORED += [("half", "int8"), ("interleaved", "fp8")]
+"""How keys are rotated, and how entries are stored."""
+
+
+def filled(
+    shape: tuple[int, int, int], random: torch.Generator, dtype: torch.dtype, kind: str | None
+) -> SlotPair:
+    """A layer's keys and values of KV heads, slots and elements of a key. Values have 16 more."""
+    kv_heads, size, width = shape
+    pair = SlotPair()
+    pair.kind = kind
+    x = [
+        torch.randn(1, kv_heads, size, n, generator=random).to(DEVICE, dtype)
+        for n in (width, width + 16)
+    ]
+    pair.slots = pair.new_slots(size, *x)
+    for slots, own in zip(pair.slots, x, strict=True):
+        slots.write(0, own)
+    return pair
+
+
+def places_of(pairs: list[SlotPair]) -> pots.Places:
+    addresses = torch.tensor([pair.place for pair in pairs]).T.contiguous()
+    return pots.Places(addresses.to(DEVICE), pairs[0].kind)
+
+
+def assert_equal_slots(got: Slots, expected: Slots) -> None:
+    """Bit for bit."""
+    for x, y in zip(got.tensors, expected.tensors, strict=True):
+        assert torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("style", ["half", "half_reversed", "interleaved", None])
+@pytest.mark.parametrize(("style", "kind"), STORED)
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "width", "half"), SHAPES)
 def test_one_token_for_several_pots(
     heads: int,
@@ -109,26 +134,21 @@ def test_one_token_for_several_pots(
     half: int,
     style: str | None,
     dtype: torch.dtype,
+    kind: str | None,
 ) -> None:
     """Entries go where they belong, pots may differ in size, and attention is that over the slots taken. A row with slot -1 is left
     out."""
     random = torch.Generator().manual_seed(0)
     table = rotary(size, half if style else 0, style or "")
     slots = [0, size // 3, size - 1, -1]
-    buffers = [
-        [
-            torch.randn(1, kv_heads, size + 5 * row, n, generator=random).to(DEVICE, dtype)
-            for n in (width, width + 16)
-        ]
-        for row in range(4)
-    ]
-    expected = [[x.clone() for x in row] for row in buffers]
+    pairs = [filled((kv_heads, size + 5 * row, width), random, dtype, kind) for row in range(4)]
+    expected = [[slots.copy() for slots in pair.slots] for pair in pairs]
     new = [
         torch.randn(4, 1, kv_heads, n, generator=random).transpose(1, 2).to(DEVICE, dtype)
         for n in (width, width + 16)
     ]
     query = torch.randn(4, 1, heads, width, generator=random).transpose(1, 2).to(DEVICE, dtype)
-    places = addresses(buffers)
+    places = places_of(pairs)
     device_slots = torch.tensor(slots, device=DEVICE)
     sinks = torch.randn(heads, generator=random).to(DEVICE)
     pots.append(*new, places, device_slots)
@@ -138,10 +158,10 @@ def test_one_token_for_several_pots(
         assert got.shape == (4, 1, heads, width + 16)
         assert not got[3].any()
         for row, slot in enumerate(slots[:3]):
-            for buffer, entry in zip(expected[row], new, strict=True):
-                buffer[0, :, slot] = entry[row, :, 0]
-            assert all(torch.equal(a, b) for a, b in zip(buffers[row], expected[row], strict=True))
-            keys, values = (x[:, :, : slot + 1] for x in expected[row])
+            for twin, own, entry in zip(expected[row], pairs[row].slots, new, strict=True):
+                twin.write(slot, entry[row : row + 1])
+                assert_equal_slots(own, twin)
+            keys, values = (twin.read(0, slot + 1) for twin in expected[row])
             rotated = turned(query[row : row + 1], table, slice(slot, slot + 1))
             keys = turned(keys, table, slice(0, slot + 1))
             scoring = Scoring(softmax.scaling, softmax.softcap, softmax.sinks)
@@ -149,36 +169,78 @@ def test_one_token_for_several_pots(
             values = values.float().repeat_interleave(heads // kv_heads, dim=1)
             tolerance = 5e-3 if dtype == torch.float16 else 1e-5
             assert_close(f"row {row}", got[row, 0], (weights @ values)[0, :, 0], tolerance)
-    assert torch.equal(buffers[3][0], expected[3][0])
+    assert_equal_slots(pairs[3].slots[0], expected[3][0])
 
 
-@pytest.mark.parametrize("style", ["half", "half_reversed", "interleaved", None])
+@pytest.mark.parametrize(("style", "kind"), STORED)
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "width", "half"), SHAPES)
 def test_a_chunk_into_a_pot(
-    heads: int, kv_heads: int, size: int, width: int, half: int, style: str | None
+    heads: int,
+    kv_heads: int,
+    size: int,
+    width: int,
+    half: int,
+    style: str | None,
+    kind: str | None,
 ) -> None:
     random = torch.Generator().manual_seed(0)
     table = rotary(size, half if style else 0, style or "")
-    buffers = [
-        torch.randn(1, kv_heads, size, n, generator=random).to(DEVICE, torch.float16)
-        for n in (width, width + 16)
-    ]
-    expected = [x.clone() for x in buffers]
+    pair = filled((kv_heads, size, width), random, torch.float16, kind)
+    expected = [slots.copy() for slots in pair.slots]
     new = [
         torch.randn(1, 41, kv_heads, n, generator=random).transpose(1, 2).to(DEVICE, torch.float16)
         for n in (width, width + 16)
     ]
-    places = addresses([buffers])
+    places = places_of([pair])
     span = torch.tensor([11, 37], device=DEVICE)
     chunks.store(*new, places, span)
-    for x, entries in zip(expected, new, strict=True):
-        x[:, :, 11:48] = entries[:, :, :37]
-    assert all(torch.equal(a, b) for a, b in zip(buffers, expected, strict=True))
+    for own, twin, entries in zip(pair.slots, expected, new, strict=True):
+        twin.write(11, entries[:, :, :37])
+        assert_equal_slots(own, twin)
     keys, values = chunks.fetch(*new, places, span, table, size + 7)
     assert keys.shape[2] == values.shape[2] == size + 7
-    assert torch.equal(values[:, :, :48], expected[1][:, :, :48])
-    rotated = turned(expected[0][:, :, :48], table, slice(0, 48))
+    assert torch.equal(values[:, :, :48], expected[1].read(0, 48))
+    rotated = turned(expected[0].read(0, 48), table, slice(0, 48))
     assert_close("keys", keys[:, :, :48], rotated, tolerance=1e-3)
+
+
+def difficult(kind: str) -> torch.Tensor:
+    """Vectors [1, 1, 80, 32] of all sizes, with halves between two neighbours, zeros, and numbers
+    that fp8 holds with fewer bits or not at all."""
+    random = torch.Generator().manual_seed(0)
+    largest = QUANTISED[kind][1]
+    x = torch.randn(64, 32, generator=random) * torch.logspace(-30, 30, 64)[:, None]
+    x[7:9] = 0
+    x[8, 5] = -1e-20
+    halves = torch.arange(-128, 128).float().view(8, 32) + 0.5
+    small = torch.arange(-128, 128).float().view(8, 32) * 2**-11
+    halves[:, 0] = largest
+    small[:, 31] = -largest
+    return torch.cat((x, halves, small))[None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_rounding_to_eight_bits(kind: str, dtype: torch.dtype) -> None:
+    """As the twin does, bit for bit, whatever the numbers; and back, from every code."""
+    if dtype == torch.bfloat16 and DEVICE == "cpu":
+        pytest.skip("the interpreter cuts where a GPU rounds")
+    x = difficult(kind).clamp(-6e4, 6e4).to(DEVICE, dtype)
+    twin = filled((1, 96, 16), torch.Generator(), dtype, kind)
+    pair = filled((1, 96, 16), torch.Generator(), dtype, kind)
+    for slots in twin.slots:
+        slots.write(3, x[..., : slots.data.shape[-1]])
+    span = torch.tensor([3, 80], device=DEVICE)
+    places = places_of([pair])
+    chunks.store(x[..., :16], x, places, span)
+    for own, its in zip(pair.slots, twin.slots, strict=True):
+        assert_equal_slots(own, its)
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(8, 32)
+    if kind == "fp8":  # those of NaN are never stored
+        codes[codes & 0x7F == 0x7F] = 0
+    pair.slots[1].data[0, 0, :8] = codes.view(pair.slots[1].data.dtype)
+    _, values = chunks.fetch(x[..., :16], x, places, span, None, 96)
+    assert torch.equal(values[:, :, :83], pair.slots[1].read(0, 83))
 
 
 def naive_attention(
