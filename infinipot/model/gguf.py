@@ -41,12 +41,18 @@ END_OF_TURN = {
 """Control tokens at the end of an answer. Those in the vocabulary end generation, as the file's own
 EOS does."""
 
+CPU = torch.device("cpu")
+
 
 def load_gguf(
-    path: Path, *, dtype: torch.dtype, weights: str | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype,
+    weights: str | None = None,
+    device: torch.device = CPU,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """The model and its tokenizer. The weights are unpacked to `dtype`; the model is in eval mode
-    on the CPU. weights: `auto`, `int8` or `int4` keeps them in groups of whole numbers.
+    on the CPU. weights: `auto`, `int8` or `int4` keeps them in groups of whole numbers, on `device`.
 
     The model's generation_config has the file's BOS and padding. Its EOS is the list of all
     end-of-turn tokens in the vocabulary. Raises FileNotFoundError. Raises ValueError, with what to
@@ -59,7 +65,7 @@ def load_gguf(
     if "general.architecture" in fields:  # a new one often has a new tokenizer, too
         architecture_of(Keys(file))
     tokenizer = build_tokenizer(path, fields)  # before the weights: errors come sooner
-    model = _load_weights(file, dtype, weights)
+    model = _load_weights(file, dtype, weights, device)
     ends = end_ids(fields)
     eos = ends if len(ends) > 1 else next(iter(ends), None)
     named = {
@@ -75,11 +81,13 @@ def load_gguf(
     return model.eval(), tokenizer
 
 
-def _load_weights(file: GGUFFile, dtype: torch.dtype, weights: str | None) -> PreTrainedModel:
+def _load_weights(
+    file: GGUFFile, dtype: torch.dtype, weights: str | None, device: torch.device
+) -> PreTrainedModel:
     config, architecture = config_of(file)
     if weights is not None:
         empty = _empty(config, dtype)
-        fill_groups(empty, file, architecture, weights)
+        fill_groups(empty, file, architecture, weights, device)
         return empty
     place = place_of(file.path, dtype)
     copy = read_copy(place)

@@ -27,12 +27,17 @@ HALF = 2
 
 
 def fill_groups(
-    model: PreTrainedModel, file: GGUFFile, architecture: Architecture, weights: str
+    model: PreTrainedModel,
+    file: GGUFFile,
+    architecture: Architecture,
+    weights: str,
+    device: torch.device,
 ) -> None:
     """Read a file into a model whose parameters are on the device meta. Matrices become weights in
     groups; what else there is becomes a parameter. Raises ValueError as `fill` does.
 
-    weights: int8 or int4, or auto: in four bits where the file has four, else in eight.
+    weights: int8 or int4, or auto: in four bits where the file has four, else in eight. device: of
+    the groups.
     """
     kind = kind_of(weights)
     for name, parameter in list(model.named_parameters()):
@@ -48,7 +53,7 @@ def fill_groups(
             return
         module = model.get_submodule(own.removesuffix(WEIGHT))
         bits = 4 if file.tensors[name].kind in FOUR_BITS else bits_of(model, module, kind)
-        weight = in_groups(file, name, bits)
+        weight = in_groups(file, name, bits, device)
         reorder(weight, name, model, architecture)
         attach(module, weight)
         share(model, own, weight)
@@ -59,24 +64,24 @@ def fill_groups(
     model.requires_grad_(False)
 
 
-def in_groups(file: GGUFFile, name: str, bits: int) -> GroupedWeight:
+def in_groups(file: GGUFFile, name: str, bits: int, device: torch.device) -> GroupedWeight:
     """A matrix of the file, a few rows at a time."""
     entry = file.tensors[name]
     outputs, width = entry.shape
     return GroupedWeight.by_rows(
         (outputs, width),
         bits,
-        torch.device("cpu"),
-        lambda rows: converted(file.rows(name, rows.start, rows.stop), entry.kind, bits),
+        device,
+        lambda rows: converted(file.rows(name, rows.start, rows.stop), entry.kind, bits, device),
     )
 
 
-def converted(content: np.ndarray, kind: Kind, bits: int) -> Groups:
-    """Rows [N, bytes] of a type as `GroupedWeight` holds them."""
+def converted(content: np.ndarray, kind: Kind, bits: int, device: torch.device) -> Groups:
+    """Rows [N, bytes] of a type as `GroupedWeight` holds them. device: where they are rounded."""
     if (kind, bits) in KEPT:
         return KEPT[kind, bits](content)
     numbers = dequantize(content, kind).astype(np.float32, copy=False)
-    return quantise(torch.from_numpy(numbers), bits)
+    return quantise(torch.from_numpy(numbers).to(device), bits)
 
 
 def reorder(weight: GroupedWeight, name: str, model: nn.Module, architecture: Architecture) -> None:

@@ -149,10 +149,12 @@ def load(
         if spread:
             return load_spread(source, precision)
         return load_shared_out(source, precision, tensor_parallel, place)
+    # a GPU rounds weights in seconds where many cores take minutes
+    rounding = place if place.type == "cuda" else torch.device("cpu")
     if isinstance(source, Path) and source.is_file():
-        network, tokenizer = load_gguf(source, dtype=precision, weights=weights)
+        network, tokenizer = load_gguf(source, dtype=precision, weights=weights, device=rounding)
     else:
-        network, tokenizer = load_pretrained(source, precision, weights)
+        network, tokenizer = load_pretrained(source, precision, weights, rounding)
     network = network.to(place).eval()
     check_numbers(model, network)
     return network, tokenizer

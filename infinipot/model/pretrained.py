@@ -47,6 +47,7 @@ READERS = {
     "quark": "amd-quark",
 }
 """Packages that read quantised weights, by transformers' name of the method."""
+CPU = torch.device("cpu")
 UNQUANTISED = "Take unquantised weights."
 UNUSED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.masked_bias")
 """Ends of the names of tensors that old checkpoints hold, and that models compute themselves."""
@@ -56,13 +57,14 @@ def load_pretrained(
     source: Path | str,
     dtype: torch.dtype,
     weights: str | None = None,
+    device: torch.device = CPU,
     **how: Any,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The model and the tokenizer of a folder or of a Hub id (str). Code that comes with a model is
     never run. The folder's weights and the config have to agree.
 
-    weights: `int8` or `int4` quantises while it loads; None leaves the weights as they are. how:
-    more options of transformers' `from_pretrained`. Raises OSError if something is missing, and
+    weights: `int8` or `int4` quantises while it loads, on `device`; None leaves the weights as they
+    are. how: more options of transformers' `from_pretrained`. Raises OSError if something is missing, and
     ValueError if something is wrong. The message names it.
     """
     if isinstance(source, Path):
@@ -82,7 +84,7 @@ def load_pretrained(
                 source, config=config, dtype=dtype, trust_remote_code=False, **REPORTED, **how
             )
         else:
-            model, report = quantised(source, config, dtype, str(weights))
+            model, report = quantised(source, config, dtype, str(weights), device)
     except Exception as problem:
         if out_of_memory(problem):
             raise
@@ -148,9 +150,10 @@ def needs(source: Path | str, method: str, problem: Exception) -> str:
 
 
 def quantised(
-    source: Path | str, config: Any, dtype: torch.dtype, weights: str
+    source: Path | str, config: Any, dtype: torch.dtype, weights: str, device: torch.device
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model whose weights are quantised one by one while they are read, and transformers' report."""
+    """A model whose weights are quantised one by one while they are read, on `device`, where they
+    stay, and transformers' report."""
     folder = Path(source)
     if isinstance(source, str):
         folder = Path(snapshot_download(source, allow_patterns=["*.safetensors*", "*.json"]))
@@ -165,6 +168,7 @@ def quantised(
         for shard in shards:
             tensors |= torch.load(shard, map_location="cpu", mmap=True, weights_only=True)
     kind = GroupsConfig(kind_of(weights))
+    kind.rounded_on = device
     model, report = type(skeleton).from_pretrained(
         None, config=config, state_dict=tensors, quantization_config=kind, dtype=dtype, **REPORTED
     )

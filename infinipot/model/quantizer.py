@@ -31,6 +31,9 @@ class GroupsConfig(QuantizationConfigMixin):
     weights: int8 or int4. modules: bits by name, of a model that is saved.
     """
 
+    rounded_on = torch.device("cpu")
+    """Where weights are rounded, and stay. Not saved."""
+
     def __init__(
         self, weights: str = "int8", modules: dict[str, int] | None = None, **others: Any
     ) -> None:
@@ -110,22 +113,22 @@ class Quantise(ConversionOps):
             self.hf_quantizer.mismatched.add(shapes)
             return {}
         bits = bits_of(model, module, self.hf_quantizer.quantization_config.weights)
-        weight = in_groups(value, bits)
+        weight = in_groups(value, bits, self.hf_quantizer.quantization_config.rounded_on)
         attach(module, weight)
         missing.difference_update(share(model, full_layer_name, weight))
         return {}
 
 
-def in_groups(value: Any, bits: int) -> GroupedWeight:
-    """A tensor, or one in a file, in groups."""
+def in_groups(value: Any, bits: int, device: torch.device) -> GroupedWeight:
+    """A tensor, or one in a file, in groups on a device."""
     if not isinstance(value, StoredTensor):
-        return GroupedWeight.of(value, bits)
+        return GroupedWeight.of(value.to(device), bits)
     outputs, width = value.shape
     return GroupedWeight.by_rows(
         (outputs, width),
         bits,
-        torch.device("cpu"),
-        lambda rows: quantise(value.rows(rows.start, rows.stop), bits),
+        device,
+        lambda rows: quantise(value.rows(rows.start, rows.stop).to(device), bits),
     )
 
 

@@ -19,6 +19,8 @@ LEAST_SCALE = 2.0**-24
 AT_ONCE = {"cpu": 1 << 18}
 """Weights that are rounded at a time, by kind of device."""
 OTHER_AT_ONCE = 1 << 23
+MOST_THREADS = 8
+"""More of them wait for Python's lock."""
 
 
 def by_rows(shape: tuple[int, int], device: torch.device, work: Callable[[slice], None]) -> None:
@@ -33,7 +35,9 @@ def by_rows(shape: tuple[int, int], device: torch.device, work: Callable[[slice]
             work(rows)
         return
     threads = torch.get_num_threads()
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ThreadPoolExecutor(
+        min(threads, MOST_THREADS), initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         for done in [pool.submit(work, rows) for rows in parts]:
             done.result()
     torch.set_num_threads(threads)  # what threads that begin later take over

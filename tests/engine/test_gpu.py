@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import save_tiny
 from helpers import CATALYST, assert_close, greedy, kept, random_ids
 from tiny import FAMILIES, make_tiny
 
-from infinipot import PotConfig, Session, generate
+from infinipot import PotConfig, Session, generate, load
 from infinipot.engine.cuda_graphs import graph_cache, unrecorded
 from infinipot.model.groups import weights_in_groups
 from infinipot.model.quantizer import quantise_model
@@ -174,3 +175,18 @@ def test_moving_quantised_weights_takes_no_more_than_they_do() -> None:
     model.cuda()
     stays = torch.cuda.memory_allocated() - before
     assert torch.cuda.max_memory_allocated() - before <= 1.15 * stays
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_are_rounded_on_the_gpu_as_on_a_cpu(weights: str, tmp_path: Path) -> None:
+    """A model that is quantised while it loads: in eight bits equal, in four up to a last digit of a scale."""
+    save_tiny(tmp_path)
+    loaded = [load(str(tmp_path), device=device, weights=weights)[0] for device in ("cuda", "cpu")]
+    ours, theirs = (weights_in_groups(model) for model in loaded)
+    assert ours.keys() == theirs.keys() and len(ours) > 0
+    for name, one in ours.items():
+        other = theirs[name]
+        assert one.device.type == "cuda"
+        if one.bits == 8:
+            assert torch.equal(one.numbers.cpu(), other.numbers)
+        assert_close(name, one.dequantize().cpu(), other.dequantize(), 1e-2)
