@@ -1,7 +1,7 @@
 """How fast answers are made that stay in their pots, one alone and eight in one forward pass: with
 novelty, and without.
 
-    python benchmarks/answers_together.py [MODEL] [--tokens 16] [--rounds 3]
+    python benchmarks/answers_together.py [MODEL] [--dtype auto] [--tokens 16] [--rounds 3]
 
 MODEL: `tiny` (random weights) or whatever `infinipot` takes. The server's step, without the server.
 Medians, tokens/s of all answers together.
@@ -49,6 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="tiny")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -58,7 +59,7 @@ def main() -> None:
     if args.model == "tiny":
         model, tokenizer = tiny()
     else:
-        model, tokenizer = load(args.model)
+        model, tokenizer = load(args.model, dtype=args.dtype)
     runner = ModelRunner(model)
     speed(runner, tokenizer, 2, 0.25, 4)  # warm up
     cases = [(count, novelty) for count in (1, 8) for novelty in (0.25, 0.0)]
@@ -72,7 +73,9 @@ def main() -> None:
         )
         for count, novelty in cases
     }
-    keep("answers_together", {"model": args.model, "tokens": args.tokens, "tps": tps})
+    dtype = str(model.dtype).removeprefix("torch.")
+    result = {"model": args.model, "dtype": dtype, "tokens": args.tokens, "tps": tps}
+    keep("answers_together", result)
 
 
 if __name__ == "__main__":

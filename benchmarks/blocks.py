@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,47 @@ def questions_later() -> list[str]:
         rows.append([name, *shown, facts_found(hidden, 16 * K), facts_found(hidden, 128 * K)])
     head = ("method", "documents (share of full)", "LoCoMo", "facts, 16K", "facts, 131K")
     return table(head, rows)
+
+
+@block
+def chats_texts() -> list[str]:
+    rows = [row for row in records("chat") if row["method"] == "full"]
+    made = [row for row in rows if row["task"] == "generated"]
+    talks = [row for row in rows if row["task"] == "locomo"]
+    tokens = statistics.mean(row["text_tokens"] for row in made)
+    questions = sum(len(row["scores"]) for row in talks)
+    return [
+        f"{len(made)} generated conversations of {made[0]['turns']} turns, {tokens:,.0f} tokens on average, with "
+        f"{len(made[0]['scores'])} facts told in the first two fifths and asked for at the end, and "
+        f"{len(talks)} LoCoMo conversations with {questions} questions."
+    ]
+
+
+CHATTERS = (
+    ("full context", "full"),
+    ("**the default** (`outliers`)", "infinipot"),
+    ("`keydiff`", "keydiff"),
+    ("`truncate`", "truncate"),
+    ("`sliding_window`", "sliding_window"),
+)
+
+
+@block
+def chats() -> list[str]:
+    """The mean over all questions, in per cent, of chats from what was said early."""
+    scores: dict[tuple[str, str, int | None], list[float]] = {}
+    for row in records("chat"):
+        cell = (row["method"], row["task"], row["options"].get("pot_size"))
+        scores.setdefault(cell, []).extend(row["scores"].values())
+    cells = [(task, pot) for task in ("generated", "locomo") for pot in (4 * K, 2 * K)]
+    rows = []
+    for name, method in CHATTERS:
+        found = [
+            scores.get((method, task, None if method == "full" else pot)) for task, pot in cells
+        ]
+        rows.append([name, *(f"{statistics.mean(some):.1f}" if some else "" for some in found)])
+    heads = {"generated": "facts found, %", "locomo": "LoCoMo, F1"}
+    return table(("chats", *(f"{heads[task]}, pot {pot:,}" for task, pot in cells)), rows)
 
 
 @block
@@ -721,6 +763,61 @@ def gpu_int4() -> list[str]:
     return table(head, rows)
 
 
+@block
+def gpu_eight_bit_pots() -> list[str]:
+    rows = []
+    for record in records("engine_speed_pot_dtype"):
+        reading = record["reading_tps"]
+        rows.append(
+            [
+                record["arguments"]["pot_dtype"] or "bfloat16",
+                *(f"{reading[length][-1]:,}" for length in ("8192", "131072")),
+                *(f"{record['answering_tps'][count]:,}" for count in ("1", "8", "64")),
+                f"{record['pot_bytes'] / 1e6:.0f} MB",
+            ]
+        )
+    head = (
+        *("`pot_dtype`", "reading 8,192 tokens", "131,072"),
+        *("answering, 1", "8 together", "64 together", "a pot"),
+    )
+    return table(head, rows)
+
+
+@block
+def quality_in_groups() -> list[str]:
+    """Perplexity and LongBench of one model with weights of three kinds, and the changes."""
+    kinds = ("bfloat16", "int8", "int4")
+    losses: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
+    scores: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
+    for row in records("perplexity_weights"):
+        kind = row["model"].split(", ")[1]
+        losses[kind][f"{row['text']} {row['method']}"] = row["loss"]
+    for row in records("longbench_weights"):
+        kind = row["model"].split(", ")[1]
+        scores[kind].setdefault(row["task"], []).append(row["score"])
+    rows = []
+    for kind in kinds:
+        changes = [
+            100 * (math.exp(loss - losses["bfloat16"][what]) - 1)
+            for what, loss in losses[kind].items()
+        ]
+        tasks = [statistics.mean(some) for some in scores[kind].values()]
+        change = "" if kind == "bfloat16" else f"{min(changes):+.2f} to {max(changes):+.2f} %"
+        rows.append([kind, change, f"{statistics.mean(tasks):.1f}"])
+    asked = sum(map(len, scores["bfloat16"].values()))
+    return table(("weights", "perplexity", f"LongBench, {asked} rows"), rows)
+
+
+@block
+def quality_in_groups_texts() -> list[str]:
+    losses = records("perplexity_weights")
+    pot = next(r["options"]["pot_size"] for r in losses if r["options"])
+    return [
+        f"Perplexity of the first {losses[0]['tokens']:,} tokens of {len({r['text'] for r in losses})} novels, with full context and through "
+        f"a pot of {pot:,}: the lowest and the highest change. LongBench through that pot: the mean of the tasks."
+    ]
+
+
 PRODUCTS = ("4096x4096", "1024x4096", "14336x4096", "4096x14336")
 PRODUCT_DEFAULTS = {"MOST_OUTPUTS": 8, "ROW_PROGRAMS": 1056, "ROW_WARPS": 4}
 
@@ -982,8 +1079,10 @@ def server_on_a_cpu() -> list[str]:
     clients = [
         round(x["decode_tps"]["8"] / x["decode_tps"]["1"], 1) for x in records("server_load")
     ]
-    tiny, small = records("answers_together")
-    engine = [r["tps"]["8, novelty 0.25"] / r["tps"]["1, novelty 0.25"] for r in (tiny, small)]
+    engine = {
+        (r["model"], r["dtype"]): r["tps"]["8, novelty 0.25"] / r["tps"]["1, novelty 0.25"]
+        for r in records("answers_together")
+    }
     spoiled = records("server_input")[-1]
     many = sessions(on_gpu=False)
     quarters = [f"{x / 1e6:.1f}" for x in many["rss_bytes_by_quarter"]]
@@ -996,7 +1095,8 @@ def server_on_a_cpu() -> list[str]:
         f"{load['peak_entries']} entries in a pot of {load['pot_size']}. Resident memory {first:.1f} to {last:.1f} MB.",
         f"- **Eight clients' answers together** have {', '.join(map(str, clients[1:]))} times the tokens/s "
         f"of one client's (the last: {load['decode_tps']['1']:.0f} and {load['decode_tps']['8']:,.0f} tokens/s); "
-        f"the engine alone {engine[0]:.1f} times, with SmolLM2 {engine[1]:.1f} times.",
+        f"the engine alone {engine['tiny', 'float32']:.1f} times, with SmolLM2 {engine['smollm2', 'bfloat16']:.1f} times in "
+        f"bfloat16, which the processor is faster with, and {engine['smollm2', 'float32']:.1f} in float32.",
         f"- **One conversation after another**: {many['sessions']:,} in {many['seconds']:,.0f} s, every fourth longer than its pot of "
         f"{many['pot_size']} (random weights). Resident memory by quarters of the run {', '.join(quarters)} MB; open files "
         f"{' and '.join(map(str, many['files_first_last']))}.",

@@ -25,7 +25,10 @@ def without_texts(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in TEXTS}
 
 
-SHARED = ("model", "dtype", "method", "question", "task", "document", "text_tokens", "read_s")
+SHARED = (
+    *("model", "dtype", "method", "question", "options", "task", "document"),
+    *("turns", "text_tokens", "read_s"),
+)
 
 
 def by_document(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -35,7 +38,7 @@ def by_document(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if "document" not in row:
             found[str(number)] = row
             continue
-        shared = {name: row[name] for name in SHARED}
+        shared = {name: row[name] for name in SHARED if name in row}
         one = found.setdefault(json.dumps(shared), {**shared, "scores": {}})
         one["scores"][row["id"]] = row["score"]
     return list(found.values())
