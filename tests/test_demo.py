@@ -136,3 +136,12 @@ def test_the_score_has_all_ways_to_ask(
         ["1", "of", "2", "20", "%"],
         ["2", "of", "2", "20", "%"],
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_full_cache_has_the_models_own_type(demo: ModuleType, dtype: torch.dtype) -> None:
+    model = make_tiny("llama").to(dtype)
+    cache = demo.full_cache(model, 20)
+    assert {layer.keys.dtype for layer in cache.layers} == {dtype}
+    assert cache.get_seq_length() == 20
+    assert model(torch.tensor([[1, 2]]), past_key_values=cache).logits.dtype == dtype
