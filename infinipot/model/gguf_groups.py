@@ -16,6 +16,7 @@ from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
 from infinipot.model.groups import GroupedWeight, attach, can_hold
+from infinipot.model.in_file import Place, WeightInFile, stays_in_file
 from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
 from infinipot.model.rounding import GROUP, Groups, quantise
 
@@ -48,7 +49,7 @@ def fill_groups(
             return
         module = model.get_submodule(own.removesuffix(WEIGHT))
         bits = 4 if file.tensors[name].kind in FOUR_BITS else bits_of(model, module, kind)
-        weight = in_groups(file, name, bits)
+        weight = in_groups(file, name, bits, stays_in_file(model, own, module))
         reorder(weight, name, model, architecture)
         attach(module, weight)
         share(model, own, weight)
@@ -59,10 +60,15 @@ def fill_groups(
     model.requires_grad_(False)
 
 
-def in_groups(file: GGUFFile, name: str, bits: int) -> GroupedWeight:
-    """A matrix of the file, a few rows at a time."""
+def in_groups(file: GGUFFile, name: str, bits: int, stays: bool) -> GroupedWeight:
+    """A matrix of the file, a few rows at a time. stays: only when they are looked up."""
     entry = file.tensors[name]
     outputs, width = entry.shape
+    if stays:
+        place = Place(file.path, file.start + entry.start, entry.size // outputs)
+        return WeightInFile(
+            place, (outputs, width), bits, lambda content: converted(content, entry.kind, bits)
+        )
     return GroupedWeight.by_rows(
         (outputs, width),
         bits,

@@ -16,6 +16,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from infinipot.checks import known
 from infinipot.model.groups import KINDS, GroupedWeight, attach, can_hold, weights_in_groups
+from infinipot.model.in_file import Place, WeightInFile, stays_in_file
 from infinipot.model.rounding import GROUP, quantise
 from infinipot.model.stored import StoredTensor
 
@@ -110,17 +111,25 @@ class Quantise(ConversionOps):
             self.hf_quantizer.mismatched.add(shapes)
             return {}
         bits = bits_of(model, module, self.hf_quantizer.quantization_config.weights)
-        weight = in_groups(value, bits)
+        weight = in_groups(value, bits, stays_in_file(model, full_layer_name, module))
         attach(module, weight)
         missing.difference_update(share(model, full_layer_name, weight))
         return {}
 
 
-def in_groups(value: Any, bits: int) -> GroupedWeight:
-    """A tensor, or one in a file, in groups."""
+def in_groups(value: Any, bits: int, stays: bool) -> GroupedWeight:
+    """A tensor, or one in a file, in groups. stays: in its file, until its rows are looked up."""
     if not isinstance(value, StoredTensor):
         return GroupedWeight.of(value, bits)
     outputs, width = value.shape
+    if stays:
+        place = Place(value.path, value.start, width * value.dtype.itemsize)
+        return WeightInFile(
+            place,
+            (outputs, width),
+            bits,
+            lambda content: quantise(torch.from_numpy(content).view(value.dtype), bits),
+        )
     return GroupedWeight.by_rows(
         (outputs, width),
         bits,
