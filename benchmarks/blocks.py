@@ -934,6 +934,7 @@ def small_machine_weights() -> list[str]:
     rows = [
         [
             r["weights"],
+            r["dtype"],
             f"{pot['tokens']:,} ({pot['distillations']} distillations)",
             f"{pot['read_tps']:.0f} tokens/s",
             f"{pot['answer_tps']:.1f} tokens/s",
@@ -941,9 +942,10 @@ def small_machine_weights() -> list[str]:
             f"{pot['pot_bytes'] / 1e6:.0f} MB",
         ]
         for r in records("small_machine_weights")
+        if "dtype" in r  # older ones do not say in what the pot was
         for pot in (r["pot"],)
     ]
-    head = ("weights", "tokens", "reading", "answering", "peak, libraries included", "cache")
+    head = ("weights", "pot", "tokens", "reading", "answering", "peak, libraries included", "cache")
     return table(head, rows)
 
 
