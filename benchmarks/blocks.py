@@ -1007,7 +1007,11 @@ def small_machine() -> list[str]:
 @block
 def quantised_weights() -> list[str]:
     names = {"plain": "float32"}
-    models = {"qwen2.5-0.5b.gguf": "Qwen2.5-0.5B", "smollm2": "SmolLM2-135M"}
+    models = {
+        "qwen2.5-0.5b.gguf": "Qwen2.5-0.5B",
+        "qwen2.5-1.5b.gguf": "Qwen2.5-1.5B",
+        "smollm2": "SmolLM2-135M",
+    }
     rows = [
         [
             models[one["model"]],
@@ -1031,6 +1035,7 @@ def small_machine_weights() -> list[str]:
     rows = [
         [
             r["weights"],
+            r["dtype"],
             f"{pot['tokens']:,} ({pot['distillations']} distillations)",
             f"{pot['read_tps']:.0f} tokens/s",
             f"{pot['answer_tps']:.1f} tokens/s",
@@ -1038,9 +1043,10 @@ def small_machine_weights() -> list[str]:
             f"{pot['pot_bytes'] / 1e6:.0f} MB",
         ]
         for r in records("small_machine_weights")
+        if "dtype" in r  # older ones do not say in what the pot was
         for pot in (r["pot"],)
     ]
-    head = ("weights", "tokens", "reading", "answering", "peak, libraries included", "cache")
+    head = ("weights", "pot", "tokens", "reading", "answering", "peak, libraries included", "cache")
     return table(head, rows)
 
 

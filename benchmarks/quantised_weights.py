@@ -2,11 +2,11 @@
 
     python benchmarks/quantised_weights.py MODEL [--tokens 3000] [--rounds 5] [--threads 1] [--text FILE]
 
-Memory is that of a process of its own for each kind, above what it takes before it loads. Speed is
-compared in one process, in turns, as medians of the processor's time: 512 tokens in a chunk, and
-steps of one token, each with the output layer for one token. The text is a part of Python's own
-documentation, or of a FILE (also .gz), read in chunks of 512 tokens without a pot's bound. It is read
-a second time with products in float32, to see what the rounding of activations changes.
+All compute in float32. Memory is that of a process of its own for each kind, above what it takes before
+it loads. Speed is compared in one process, in turns, as medians of the processor's time: 512 tokens in
+a chunk, and steps of one token, each with the output layer for one token. The text is a part of
+Python's own documentation, or of a FILE (also .gz), read in chunks of 512 tokens without a pot's bound.
+It is read a second time with products in float32, to see what the rounding of activations changes.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ def main() -> None:
         {
             "benchmark": "quantised_weights",
             "model": Path(args.model).name,
+            "dtype": "float32",
             "text": args.text.name if args.text else "pydoc_data.topics",
             "tokens": args.tokens,
             "rounds": args.rounds,

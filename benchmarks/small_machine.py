@@ -11,7 +11,7 @@ of torch's libraries too, 600 MB before anything is done; a limit on resident me
 enforced.) The peak of resident memory, libraries included, is measured beside. The weights are
 bfloat16 from a folder as the Hub has them; the embedded model is a GGUF file, whose unpacking takes
 more, so it is unpacked into such a folder first, without the limit. With --weights the file is read
-as it is, its weights stay quantised, and stock is left out.
+as it is, its weights stay quantised, and stock is left out; --dtype is then that of the pot.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     ]
     for name in ("pot_size", "distill_to", "chunk_tokens"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
-    kind = ["--weights", args.weights] if args.weights else ["--dtype", "bfloat16"]
+    kind = ["--dtype", args.dtype]
+    if args.weights:
+        kind += ["--weights", args.weights]
     started = time.perf_counter()
     child = confined(
         [*command, *kind, "--device", "cpu"],
@@ -206,6 +208,9 @@ if __name__ == "__main__":
         help="a folder with bfloat16 weights, or what is to be unpacked into one",
     )
     parser.add_argument("--weights", help="int8 or int4: of the pot, without stock beside it")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="of the pot; float32 with --weights only"
+    )
     parser.add_argument("--limit", type=int, default=700, help="MiB")
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--pot-size", type=int, default=512)
@@ -216,9 +221,12 @@ if __name__ == "__main__":
         name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")
     }
     if args.weights:
-        result = {"model": Path(args.model).name, "weights": args.weights, "cores_used": 1, **sizes}
+        kind = {"weights": args.weights, "dtype": args.dtype}
+        result = {"model": Path(args.model).name, **kind, "cores_used": 1, **sizes}
         keep("small_machine_weights", {**result, "pot": in_a_pot(Path(args.model), args)})
         sys.exit()
+    if args.dtype != "bfloat16":
+        parser.error("stock is measured in bfloat16: --dtype needs --weights")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model)
         if not model.is_dir():
@@ -234,7 +242,7 @@ if __name__ == "__main__":
         "small_machine",
         {
             "model": Path(args.model).name,
-            "dtype": "bfloat16",
+            "dtype": args.dtype,
             "cores_used": 1,
             **sizes,
             "pot": pot,

@@ -24,8 +24,10 @@ from infinipot.policies import Observation, Policy
 
 STACKED = frozenset({"catalyst", "novelty", "sentences"})
 """Needs of policies that may see several layers at once."""
-MOST_KEYS = 1 << 26
-"""Numbers in the keys of the layers that are seen at once: 256 MiB in float32."""
+MOST_KEYS = {"cpu": 1 << 21}
+"""Numbers in the keys of the layers that are seen at once, by kind of device: 8 MiB in float32. On a CPU
+more at once are not faster."""
+OTHER_MOST_KEYS = 1 << 26
 MOST_UNSCORED = 1 << 14
 """Tokens whose hidden states wait for their NuC. More are scored before the distillation."""
 
@@ -196,7 +198,9 @@ class Distiller:
     ) -> list[Observation]:
         """What the policy sees of these layers: of several at once, if it can, else of each."""
         if len(places) > 1 and self.plan.policy.stacks and self.plan.needs <= STACKED:
-            count = max(1, MOST_KEYS // pot.bounded[places[0]].slots[0].data.numel())
+            first = pot.bounded[places[0]]
+            most = MOST_KEYS.get(first.device.type, OTHER_MOST_KEYS)
+            count = max(1, most // first.slots[0].data.numel())
             parts = [places[start : start + count] for start in range(0, len(places), count)]
             rows = zip(*(x.split(count) for x in described), strict=True)
             return [

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from infinipot.model.groups import weights_in_groups
+
 SHARD_BYTES = 1 << 28
 """Most bytes of a file, but for single larger tensors: safetensors copies what it writes."""
 
@@ -30,6 +32,8 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
     """Write a model whose weights are in groups. Returns the bytes of the weights. A folder that is
     there is complete. Raises ValueError or OSError."""
     check_target(folder)
+    for weight in weights_in_groups(model).values():
+        weight.into_memory()
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:

@@ -16,6 +16,7 @@ from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
 from infinipot.model.groups import GroupedWeight, attach, can_hold
+from infinipot.model.in_file import CPU, Place, WeightInFile, stays_in_file
 from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
 from infinipot.model.rounding import GROUP, Groups, quantise
 
@@ -53,7 +54,10 @@ def fill_groups(
             return
         module = model.get_submodule(own.removesuffix(WEIGHT))
         bits = 4 if file.tensors[name].kind in FOUR_BITS else bits_of(model, module, kind)
-        weight = in_groups(file, name, bits, device)
+        if stays_in_file(model, own, module, device):
+            weight: GroupedWeight = left_in_file(file, name, bits)
+        else:
+            weight = in_groups(file, name, bits, device)
         reorder(weight, name, model, architecture)
         attach(module, weight)
         share(model, own, weight)
@@ -62,6 +66,16 @@ def fill_groups(
     config: Any = model.config
     config.quantization_config = GroupsConfig(kind, bits_by_module(model))
     model.requires_grad_(False)
+
+
+def left_in_file(file: GGUFFile, name: str, bits: int) -> WeightInFile:
+    """A matrix of the file whose rows are read when they are looked up."""
+    entry = file.tensors[name]
+    outputs, width = entry.shape
+    place = Place(file.path, file.start + entry.start, entry.size // outputs)
+    return WeightInFile(
+        place, (outputs, width), bits, lambda content: converted(content, entry.kind, bits, CPU)
+    )
 
 
 def in_groups(file: GGUFFile, name: str, bits: int, device: torch.device) -> GroupedWeight:

@@ -107,6 +107,15 @@ class GroupedWeight(nn.Module):
         self.dtype = sample.dtype
         return super()._apply(lambda x: x.to(sample.device), recurse)
 
+    def finite(self) -> bool:
+        """Whether no scale and no least value is NaN or infinity."""
+        # a sum is finite only if all its terms are
+        sums = (x.sum(dtype=torch.float32) for x in (self.scale, self.low) if x is not None)
+        return all(bool(x.isfinite()) for x in sums)
+
+    def into_memory(self) -> None:
+        """Read what is still in a file (`in_file.WeightInFile`): nothing of this weight."""
+
     def part(self, rows: slice | Tensor) -> Groups:
         low = None
         if self.low is not None:
@@ -143,7 +152,7 @@ class GroupedWeight(nn.Module):
         order of the stream, and recordings have one that they share. A buffer of our own could be
         overwritten on another stream.
         """
-        first, stop, _ = rows.indices(self.scale.shape[0])
+        first, stop, _ = rows.indices(self.shape[0])
         count = block_rows(x.shape[1], x.device)
         unpack = unpacker(x)
         room = None

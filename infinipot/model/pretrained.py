@@ -244,9 +244,8 @@ def check_numbers(source: Path | str, model: PreTrainedModel) -> None:
                 "or load the model in float32."
             )
     for name, groups in weights_in_groups(model).items():
-        for part in (groups.scale, groups.low):
-            if part is not None and not torch.isfinite(part.sum(dtype=torch.float32)):
-                raise ValueError(
-                    f"{source}: {name} holds NaN or infinity, or numbers too large for "
-                    f"{groups.bits} bits. The file is damaged: download it again."
-                )
+        if not groups.finite():
+            raise ValueError(
+                f"{source}: {name} holds NaN or infinity, or numbers too large for "
+                f"{groups.bits} bits. The file is damaged: download it again."
+            )

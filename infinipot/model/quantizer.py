@@ -16,6 +16,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from infinipot.checks import known
 from infinipot.model.groups import KINDS, GroupedWeight, attach, can_hold, weights_in_groups
+from infinipot.model.in_file import Place, WeightInFile, stays_in_file
 from infinipot.model.rounding import GROUP, quantise
 from infinipot.model.stored import StoredTensor
 
@@ -113,10 +114,27 @@ class Quantise(ConversionOps):
             self.hf_quantizer.mismatched.add(shapes)
             return {}
         bits = bits_of(model, module, self.hf_quantizer.quantization_config.weights)
-        weight = in_groups(value, bits, self.hf_quantizer.quantization_config.rounded_on)
+        device = self.hf_quantizer.quantization_config.rounded_on
+        if isinstance(value, StoredTensor) and stays_in_file(
+            model, full_layer_name, module, device
+        ):
+            weight: GroupedWeight = left_in_file(value, bits)
+        else:
+            weight = in_groups(value, bits, device)
         attach(module, weight)
         missing.difference_update(share(model, full_layer_name, weight))
         return {}
+
+
+def left_in_file(value: StoredTensor, bits: int) -> WeightInFile:
+    """A tensor in a file whose rows are read when they are looked up."""
+    outputs, width = value.shape
+    return WeightInFile(
+        Place(value.path, value.start, width * value.dtype.itemsize),
+        (outputs, width),
+        bits,
+        lambda content: quantise(torch.from_numpy(content).view(value.dtype), bits),
+    )
 
 
 def in_groups(value: Any, bits: int, device: torch.device) -> GroupedWeight:

@@ -254,7 +254,7 @@ def test_a_session_keeps_what_plain_loops_choose(
         assert [[head.tolist() for head in layer.index[0]] for layer in pot.bounded] == expected
         twin.checked += 1
 
-    monkeypatch.setattr(distill, "MOST_KEYS", keys)
+    monkeypatch.setitem(distill.MOST_KEYS, "cpu", keys)
     monkeypatch.setattr(Distiller, "distill", both)
     session.append(ids[:220])
     assert twin.checked == session.stats.distillations > 3

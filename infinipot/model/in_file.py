@@ -1,0 +1,131 @@
+"""Embeddings whose rows stay in their file until a text has their tokens."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from infinipot.model.groups import GroupedWeight
+from infinipot.model.rounding import Groups, slices
+
+LEAST_WEIGHTS = 1 << 26
+"""Smaller embeddings are read whole: they take little memory, and looking up a token takes a larger
+part of a small model's time."""
+CPU = torch.device("cpu")
+
+
+class Place(NamedTuple):
+    """Where a matrix begins in a file, and the bytes of a row."""
+
+    path: Path
+    start: int
+    width: int
+
+
+class WeightInFile(GroupedWeight):
+    """A weight on the CPU that takes no memory. It comes into memory when it is moved, copied or
+    saved.
+
+    The rows are read, not mapped: mapped pages would count as this process's memory. The file stays
+    open, so another one may take its name meanwhile.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        shape: tuple[int, int],
+        bits: int,
+        convert: Callable[[np.ndarray], Groups],
+    ) -> None:
+        """convert: rows [n, bytes] of the file -> rows as `GroupedWeight` holds them."""
+        nn.Module.__init__(self)
+        self.place = place
+        self.convert = convert
+        self.file = os.open(place.path, os.O_RDONLY)
+        self.close = weakref.finalize(self, os.close, self.file)
+        self._shape = shape
+        self._bits = bits
+        self.width = shape[1]
+        self.dtype = torch.float32
+
+    @property
+    def bits(self) -> int:
+        return self._bits
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._shape)
+
+    @property
+    def device(self) -> torch.device:
+        return CPU
+
+    def part(self, rows: slice | Tensor) -> Groups:
+        if isinstance(rows, slice):
+            first, stop, _ = rows.indices(self._shape[0])
+            return self.convert(self._read(first, stop - first))
+        ids, places = rows.unique(return_inverse=True)
+        read = [self._read(row, 1) for row in ids.tolist() or [0]]  # nothing cannot be converted
+        numbers, scale, low = self.convert(np.concatenate(read))
+        return numbers[places], scale[places], low if low is None else low[places]
+
+    def _read(self, first: int, count: int) -> np.ndarray:
+        """Rows as the file has them: uint8 [count, bytes]. Raises OSError."""
+        content = np.empty(count * self.place.width, np.uint8)
+        left = content.data
+        at = self.place.start + first * self.place.width
+        while left:
+            got = os.preadv(self.file, [left], at)
+            if not got:
+                raise OSError(f"{self.place.path} became shorter while its model was in use")
+            left = left[got:]
+            at += got
+        return content.reshape(count, self.place.width)
+
+    def finite(self) -> bool:
+        parts = (self.part(rows)[1:] for rows in slices(*self._shape, CPU))
+        return all(bool(x.isfinite().all()) for part in parts for x in part if x is not None)
+
+    def into_memory(self) -> None:
+        whole = GroupedWeight.by_rows(self._shape, self._bits, CPU, self.part)
+        whole.compute_in(self.dtype)
+        self.close()
+        self.__class__ = GroupedWeight  # type: ignore[assignment]
+        self.__dict__ = whole.__dict__
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GroupedWeight:
+        sample = fn(torch.empty(0, dtype=self.dtype))
+        if sample.device == CPU:
+            self.dtype = sample.dtype
+            return self
+        self.into_memory()
+        return self._apply(fn, recurse)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self.into_memory()
+        self._save_to_state_dict(*args)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.into_memory()
+        return self.__reduce_ex__(protocol)
+
+
+def stays_in_file(
+    model: PreTrainedModel, name: str, module: nn.Module, device: torch.device
+) -> bool:
+    """Whether a weight of this name is left in its file: that of a large embedding on a CPU, which no
+    output layer shares."""
+    if device != CPU or not isinstance(module, nn.Embedding) or not hasattr(os, "preadv"):
+        return False
+    tied = any(name in pair for pair in model.all_tied_weights_keys.items())
+    large = math.prod(module.weight.shape) >= LEAST_WEIGHTS  # type: ignore[arg-type]
+    return large and not tied
