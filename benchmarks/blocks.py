@@ -910,7 +910,11 @@ def small_machine() -> list[str]:
 @block
 def quantised_weights() -> list[str]:
     names = {"plain": "float32"}
-    models = {"qwen2.5-0.5b.gguf": "Qwen2.5-0.5B", "smollm2": "SmolLM2-135M"}
+    models = {
+        "qwen2.5-0.5b.gguf": "Qwen2.5-0.5B",
+        "qwen2.5-1.5b.gguf": "Qwen2.5-1.5B",
+        "smollm2": "SmolLM2-135M",
+    }
     rows = [
         [
             models[one["model"]],
