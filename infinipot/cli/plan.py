@@ -50,7 +50,10 @@ def plan(
         if not options["debug"]:
             silence(options.quiet)
         device = best_device(options["device"] or "auto")
-        dtype = best_dtype(options["dtype"] or "auto", device)
+        asked = options["dtype"] or "auto"
+        dtype = best_dtype(asked, device)
+        # sizes are those of one dtype, which quantised weights may have to be asked for
+        named = "" if best_dtype(asked, device, "int8") == dtype else dtype_flag(dtype)
         config = options.config()
         chosen = (config.pot_size,) if options["pot_size"] else POT_SIZES
         try:
@@ -60,7 +63,7 @@ def plan(
     if json:
         put(writer.dumps(document(found, size)) + "\n")
         return
-    for line in table(found, size, model):
+    for line in table(found, size, model, named):
         put(f"{line}\n")
 
 
@@ -79,8 +82,12 @@ def document(found: Any, memory: int) -> dict[str, Any]:
     }
 
 
-def table(found: Any, memory: int, model: str) -> Iterator[str]:
-    """The same for people, and a command that fits."""
+def dtype_flag(dtype: Any) -> str:
+    return f" --dtype {str(dtype).removeprefix('torch.')}"
+
+
+def table(found: Any, memory: int, model: str, named: str) -> Iterator[str]:
+    """The same for people, and a command that fits. named: a flag of commands with quantised weights."""
     from infinipot.server.sizes import PROGRAM_BYTES
 
     yield f"memory      {memory / 1e6:>10,.0f} MB"
@@ -98,14 +105,14 @@ def table(found: Any, memory: int, model: str) -> Iterator[str]:
     cells = "".join(f"{count / 1e6:>9,.0f}" for count in found.pots.values())
     yield f"{'':12}{'MB a session':>13}{cells}"
     yield ""
-    yield suggestion(found, memory, model)
+    yield suggestion(found, memory, model, named)
 
 
-def suggestion(found: Any, memory: int, model: str) -> str:
+def suggestion(found: Any, memory: int, model: str, named: str) -> str:
     """A command that fits: with the most exact weights, and the largest pot of those shown."""
     for kind in found.weights:
         fits = [size for size in found.pots if found.sessions(kind, size, memory)]
         if fits:
-            weights = f" --weights {kind}" if kind.startswith("int") else ""
+            weights = f" --weights {kind}{named}" if kind.startswith("int") else ""
             return f"infinipot generate {model}{weights} --pot-size {max(fits)}"
     return "nothing fits: take a smaller model, or more memory"

@@ -52,7 +52,9 @@ class Model:
 
     @property
     def precision(self) -> str:
-        precision = str(best_dtype(self.dtype, best_device(self.device))).removeprefix("torch.")
+        precision = str(
+            best_dtype(self.dtype, best_device(self.device), self.weights)
+        ).removeprefix("torch.")
         if self.weights is None:
             return precision
         known("weights", self.weights, WEIGHTS)

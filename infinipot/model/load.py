@@ -68,15 +68,18 @@ def best_device(name: str | torch.device) -> torch.device:
     return device
 
 
-def best_dtype(name: str | torch.dtype, device: torch.device) -> torch.dtype:
+def best_dtype(
+    name: str | torch.dtype, device: torch.device, weights: str | None = None
+) -> torch.dtype:
     """`auto` gives bfloat16 on cuda, float16 on mps, and on a CPU float32, which is exact; bfloat16
-    where the processor computes with it and is faster so."""
+    where the processor computes with it and is faster so. With weights in groups it is not: their
+    products are in float32."""
     if isinstance(name, torch.dtype):
         name = str(name).removeprefix("torch.")
     known("dtype", name, ("auto", *DTYPES))
     if name != "auto":
         return DTYPES[name]
-    if device.type == "cpu" and fast_bfloat16():
+    if device.type == "cpu" and weights is None and fast_bfloat16():
         return torch.bfloat16
     return {"cuda": torch.bfloat16, "mps": torch.float16}.get(device.type, torch.float32)
 
@@ -139,7 +142,7 @@ def load(
     """
     compat.check_version()
     place = best_device(device)
-    precision = best_dtype(dtype, place)
+    precision = best_dtype(dtype, place, weights)
     if weights is not None:
         known("weights", weights, WEIGHTS)
     source = found(model)

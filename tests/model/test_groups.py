@@ -451,5 +451,7 @@ def test_the_type_for_a_cpu(
         assert len(told) == (expected is torch.bfloat16)
         assert loading.best_dtype("float32", torch.device("cpu")) is torch.float32
         assert loading.best_dtype("auto", torch.device("cuda")) is torch.bfloat16
+        for device, own in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+            assert loading.best_dtype("auto", torch.device(device), "int8") is own
     finally:
         loading.fast_bfloat16.cache_clear()

@@ -77,6 +77,18 @@ def test_plan_prints_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "nothing fits" in capsys.readouterr().out
 
 
+def test_quantised_weights_are_asked_for_in_the_type_of_the_sizes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a processor that is faster in bfloat16, `auto` is float32 with them."""
+    monkeypatch.setattr("infinipot.model.load.fast_bfloat16", lambda: True)
+    command = ["plan", "llama-8b-shape", "--quiet", "--device", "cpu", "--memory", "12GB"]
+    for flags, named in (((), " --dtype bfloat16"), (("--dtype", "float32"), "")):
+        assert main([*command, *flags, "--pot-size", "1k"]) == 0
+        told = capsys.readouterr().out
+        assert f"infinipot generate llama-8b-shape --weights int8{named} --pot-size 1024\n" in told
+
+
 @pytest.mark.parametrize("memory", ["8", "much", "0GB", "-1GB", "8 TB", ""])
 def test_memory_that_is_none_is_refused(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "smollm2", f"--memory={memory}"]) == 2
