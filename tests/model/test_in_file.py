@@ -1,4 +1,4 @@
-"""Embeddings that stay in their file give what those in memory give, whatever happens to them."""
+"""Where weights in groups are: embeddings that stay in their file, and weights on the device that they are for."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from torch import nn
 
 from infinipot import load
 from infinipot.model import convert, gguf_groups, in_file
-from infinipot.model.groups import GroupedWeight
+from infinipot.model.gguf import load_gguf
+from infinipot.model.groups import GroupedWeight, weights_in_groups
 from infinipot.model.in_file import Place, WeightInFile
+from infinipot.model.pretrained import load_pretrained
 
 
 def folder(path: Path) -> Path:
@@ -143,3 +145,20 @@ def test_a_damaged_file(fault: str, tmp_path: Path) -> None:
         assert weight.lookup(torch.tensor([6])).shape == (1, 32)
         with pytest.raises(OSError, match="rows became shorter"):
             weight.lookup(torch.tensor([7]))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_weights_are_rounded_on_the_device_that_they_are_for(source: Path, weights: str) -> None:
+    """meta stands for a GPU: it has no numbers, but everything else."""
+    meta = torch.device("meta")
+    if source.is_file():
+        model, _ = load_gguf(source, dtype=torch.float32, weights=weights, device=meta)
+    else:
+        model, _ = load_pretrained(source, torch.float32, weights, meta)
+    there = weights_in_groups(model)
+    here = weights_in_groups(load(str(source), dtype="float32", device="cpu", weights=weights)[0])
+    assert there.keys() == here.keys() and len(here) > 1
+    for name, one in there.items():
+        assert one.device == meta and not any(x.device == meta for x in here[name].buffers())
+        assert (one.shape, one.bits) == (here[name].shape, here[name].bits)
+    assert not any(x.is_meta for x in model.parameters())
