@@ -51,10 +51,10 @@ with torch.no_grad():
 
 THRIFT = {
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": "65536",
-    "MALLOC_MMAP_THRESHOLD_": "262144",
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+    "MALLOC_MMAP_THRESHOLD_": "1048576",
 }
-"""What glibc is told, for the pot and for stock alike: to give back at once what is free."""
+"""What glibc is told, for the pot and for stock alike: to give back all but a MiB of what is free."""
 STACK = 1 << 20
 """Bytes of each thread's stack, which are reserved and so counted; 8 MiB otherwise."""
 
