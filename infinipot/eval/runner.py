@@ -52,9 +52,8 @@ class Model:
 
     @property
     def precision(self) -> str:
-        precision = str(
-            best_dtype(self.dtype, best_device(self.device), self.weights)
-        ).removeprefix("torch.")
+        dtype = best_dtype(self.dtype, best_device(self.device), self.weights)
+        precision = str(dtype).removeprefix("torch.")
         if self.weights is None:
             return precision
         known("weights", self.weights, WEIGHTS)

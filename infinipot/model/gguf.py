@@ -22,6 +22,7 @@ from infinipot.model.gguf_file import GGUFFile, read_file, read_metadata
 from infinipot.model.gguf_groups import fill_groups
 from infinipot.model.gguf_tokenizer import CONTROL, USER_DEFINED, build_tokenizer
 from infinipot.model.gguf_weights import adopt, fill
+from infinipot.model.rounding import CPU
 from infinipot.model.unpacked_copies import place_of, read_copy, write_copy
 
 LOADING = threading.Lock()
@@ -40,8 +41,6 @@ END_OF_TURN = {
 }
 """Control tokens at the end of an answer. Those in the vocabulary end generation, as the file's own
 EOS does."""
-
-CPU = torch.device("cpu")
 
 
 def load_gguf(

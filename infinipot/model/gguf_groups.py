@@ -16,9 +16,9 @@ from infinipot.model.gguf_architectures import Architecture
 from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
 from infinipot.model.groups import GroupedWeight, attach, can_hold
-from infinipot.model.in_file import CPU, Place, WeightInFile, stays_in_file
+from infinipot.model.in_file import Place, WeightInFile, stays_in_file
 from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
-from infinipot.model.rounding import GROUP, Groups, quantise
+from infinipot.model.rounding import CPU, GROUP, Groups, quantise
 
 Kind = GGMLQuantizationType
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)

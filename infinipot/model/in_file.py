@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from infinipot.model.groups import GroupedWeight
-from infinipot.model.rounding import Groups, slices
+from infinipot.model.rounding import CPU, Groups, slices
 
 LEAST_WEIGHTS = 1 << 26
 """Smaller embeddings are read whole: they take little memory, and looking up a token takes a larger
 part of a small model's time."""
-CPU = torch.device("cpu")
 
 
 class Place(NamedTuple):

@@ -19,6 +19,7 @@ from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import gguf_tokenizer, load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained, pretrained_tokenizer
 from infinipot.model.quantizer import WEIGHTS
+from infinipot.model.rounding import CPU
 from infinipot.model.several import check_several, load_shared_out, load_spread
 
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ def load(
         if spread:
             return load_spread(source, precision)
         return load_shared_out(source, precision, tensor_parallel, place)
-    # a GPU rounds weights in seconds where many cores take minutes
-    rounding = place if place.type == "cuda" else torch.device("cpu")
+    # other devices may lack an operation of it
+    rounding = place if place.type == "cuda" else CPU
     if isinstance(source, Path) and source.is_file():
         network, tokenizer = load_gguf(source, dtype=precision, weights=weights, device=rounding)
     else:

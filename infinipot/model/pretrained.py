@@ -22,6 +22,7 @@ from infinipot.machine import out_of_memory
 from infinipot.model.folder import check_folder, listed, shards_of, warn_of_code
 from infinipot.model.groups import can_hold, weights_in_groups
 from infinipot.model.quantizer import METHOD, GroupsConfig, kind_of
+from infinipot.model.rounding import CPU
 from infinipot.model.stored import stored_tensors
 
 OWN_CODE = ("trust_remote_code", "custom code")
@@ -47,7 +48,6 @@ READERS = {
     "quark": "amd-quark",
 }
 """Packages that read quantised weights, by transformers' name of the method."""
-CPU = torch.device("cpu")
 UNQUANTISED = "Take unquantised weights."
 UNUSED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.masked_bias")
 """Ends of the names of tensors that old checkpoints hold, and that models compute themselves."""

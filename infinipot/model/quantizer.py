@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from infinipot.checks import known
 from infinipot.model.groups import KINDS, GroupedWeight, attach, can_hold, weights_in_groups
 from infinipot.model.in_file import Place, WeightInFile, stays_in_file
-from infinipot.model.rounding import GROUP, quantise
+from infinipot.model.rounding import CPU, GROUP, quantise
 from infinipot.model.stored import StoredTensor
 
 METHOD = "infinipot"
@@ -32,7 +32,7 @@ class GroupsConfig(QuantizationConfigMixin):
     weights: int8 or int4. modules: bits by name, of a model that is saved.
     """
 
-    rounded_on = torch.device("cpu")
+    rounded_on = CPU
     """Where weights are rounded, and stay. Not saved."""
 
     def __init__(

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
 GROUP = 32
 """Numbers of a row that share a scale."""
 Groups = tuple[Tensor, Tensor, Tensor | None]
