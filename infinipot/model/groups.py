@@ -19,6 +19,8 @@ BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
 OTHER_BLOCK = 1 << 26
 """As many as the largest layer of an 8B model has: cuBLAS is slower with a part of its outputs."""
+SUMMED = 1 << 20
+"""Numbers that are looked at together for NaN and infinity."""
 LEAST_ROWS = 256
 """Rows of a block at least: torch's product of fewer is slow."""
 
@@ -109,9 +111,7 @@ class GroupedWeight(nn.Module):
 
     def finite(self) -> bool:
         """Whether no scale and no least value is NaN or infinity."""
-        # a sum is finite only if all its terms are
-        sums = (x.sum(dtype=torch.float32) for x in (self.scale, self.low) if x is not None)
-        return all(bool(x.isfinite()) for x in sums)
+        return all(finite(x) for x in (self.scale, self.low) if x is not None)
 
     def into_memory(self) -> None:
         """Read what is still in a file (`in_file.WeightInFile`): nothing of this weight."""
@@ -173,6 +173,14 @@ class GroupedWeight(nn.Module):
         """Rows of the weight, as an embedding gives them: [..., K]."""
         rows = self.dequantize(ids.reshape(-1)).to(self.dtype)
         return rows.view(*ids.shape, self.width)
+
+
+def finite(x: Tensor) -> bool:
+    """Whether no number is NaN or infinity. torch sums in float32 what it has copied to float32, so
+    only a part at a time."""
+    # a sum is finite only if all its terms are
+    sums = [part.sum(dtype=torch.float32) for part in x.flatten().split(SUMMED)]
+    return bool(torch.stack(sums).isfinite().all())
 
 
 def unpacker(x: Tensor) -> Callable[[kernels.Part, Tensor], None] | None:

@@ -20,7 +20,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
 from infinipot.machine import out_of_memory
 from infinipot.model.folder import check_folder, listed, shards_of, warn_of_code
-from infinipot.model.groups import can_hold, weights_in_groups
+from infinipot.model.groups import can_hold, finite, weights_in_groups
 from infinipot.model.quantizer import METHOD, GroupsConfig, kind_of
 from infinipot.model.rounding import CPU
 from infinipot.model.stored import stored_tensors
@@ -236,8 +236,7 @@ def check_numbers(source: Path | str, model: PreTrainedModel) -> None:
     """Raise ValueError for weights that are not finite numbers."""
     for name, weight in model.named_parameters():
         plain = type(weight) is torch.nn.Parameter and weight.is_floating_point()
-        # a sum is finite only if all its terms are
-        if plain and not torch.isfinite(weight.detach().sum(dtype=torch.float32)):
+        if plain and not finite(weight.detach()):
             raise ValueError(
                 f"{source}: {name} holds NaN or infinity in {str(weight.dtype).split('.')[1]}. The "
                 "file is damaged, or the numbers are too large for this dtype: download it again, "
