@@ -36,7 +36,7 @@ LEAST_UNPACKED = 8
 
 
 def random_weight(outputs: int, width: int, bits: int) -> GroupedWeight:
-    weight = GroupedWeight.empty((outputs, width), bits, torch.device("cuda"))
+    weight = GroupedWeight.empty((outputs, width), f"int{bits}", torch.device("cuda"))
     weight.numbers.random_(-128 if bits == 8 else 0, 128 if bits == 8 else 256)
     weight.scale.fill_(1e-3)
     if weight.low is not None:

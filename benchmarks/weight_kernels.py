@@ -22,7 +22,7 @@ from machine import keep
 from torch import Tensor
 
 from infinipot.model.groups import GroupedWeight
-from infinipot.model.rounding import GROUP
+from infinipot.model.rounding import GROUP, form_for
 
 SHAPES = {
     "SmolLM2-135M, up": (1536, 576),
@@ -61,7 +61,7 @@ def dynamic(weight: Tensor, engine: str) -> Callable[[Tensor], Tensor]:
 
 def int4pack(weight: Tensor) -> Callable[[Tensor], Tensor]:
     """torch's product of bfloat16 with groups of four bits."""
-    made = GroupedWeight.of(weight, 4)
+    made = GroupedWeight.of(weight, "int4")
     assert made.low is not None
     numbers = torch.cat((made.numbers & 15, made.numbers >> 4), dim=-1).flatten(1).int()
     packed = ATEN._convert_weight_to_int4pack_for_cpu(numbers, 1)
@@ -81,8 +81,8 @@ def int8pack(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 def candidates(weight: Tensor) -> dict[str, Callable[[Tensor], Tensor]]:
     half = weight.bfloat16()
-    eight = GroupedWeight.of(weight, 8)
-    four = GroupedWeight.of(weight, 4)
+    eight = GroupedWeight.of(weight, "int8")
+    four = GroupedWeight.of(weight, form_for("int4", weight.shape[1]))
     return {
         "float32": lambda x: F.linear(x, weight),
         "bfloat16": lambda x: F.linear(x.bfloat16(), half),

@@ -146,14 +146,14 @@ def _place(label: str, places: dict[str, Any]) -> torch.device:
 
 
 def _in_groups(
-    device: torch.device, random: torch.Generator, like: torch.Tensor, bits: int
+    device: torch.device, random: torch.Generator, like: torch.Tensor, form: str
 ) -> GroupedWeight:
     """A weight of this shape, quantised a few rows at a time."""
     outputs, width = like.shape
-    weight = GroupedWeight.empty((outputs, width), bits, device)
+    weight = GroupedWeight.empty((outputs, width), form, device)
     for rows in slices(outputs, width, device):
         part = torch.empty(rows.stop - rows.start, width, device=device)
-        weight.put(rows.start, quantise(part.normal_(0.0, DEVIATION, generator=random), bits))
+        weight.put(rows.start, quantise(part.normal_(0.0, DEVIATION, generator=random), form))
     return weight
 
 

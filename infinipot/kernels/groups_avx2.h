@@ -23,6 +23,10 @@
 #elif defined(__AVXVNNI__)
 #define VNNI _mm256_dpwssd_avx_epi32
 #endif
+#if defined(VNNI) && defined(__AVX512F__) && defined(__AVX512VNNI__)
+#define WIDE
+#define TILES 2
+#endif
 #define INLINE static inline __attribute__((always_inline))
 
 /* Activations. numbers: of few rows [rows, groups, 32]; of more [rows / 4, groups, 16, 4, 2], where
@@ -151,6 +155,83 @@ INLINE void eight_scales(const Weights *w, const uint16_t *scale, long output, l
     }
 }
 
+/* Scales and least values of two headers (`six_bits`): 8 bytes and 8 bytes of each. */
+INLINE __m256i two_headers(__m128i first, __m128i second) {
+    const __m256i both = _mm256_set_m128i(second, first);
+    const __m256i order = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15));
+    const __m256i above = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11));
+    const __m256i moved = _mm256_setr_epi32(0, 0, 0, 4, 0, 0, 0, 4);
+    const __m256i mask = _mm256_set1_epi64x(0x0f0f0f0f3f3f3f3f);
+    const __m256i low = _mm256_srlv_epi32(_mm256_shuffle_epi8(both, order), moved);
+    const __m256i high = _mm256_srli_epi32(_mm256_shuffle_epi8(both, above), 2);
+    return _mm256_or_si256(_mm256_and_si256(low, mask),
+                           _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
+}
+
+/* The factors of the scales and of the least values of eight headers. */
+INLINE void eight_factors(const __m128i *header, __m256 *scale, __m256 *low) {
+    const __m128i apart = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    __m128i four[2];
+    for (int i = 0; i < 2; i++) {
+        const __m128i a = _mm_unpacklo_epi32(header[4 * i], header[4 * i + 1]);
+        const __m128i b = _mm_unpacklo_epi32(header[4 * i + 2], header[4 * i + 3]);
+        four[i] = _mm_shuffle_epi8(_mm_unpacklo_epi64(a, b), apart);
+    }
+    *scale = _mm256_cvtph_ps(_mm_unpacklo_epi64(four[0], four[1]));
+    *low = _mm256_sub_ps(_mm256_setzero_ps(), _mm256_cvtph_ps(_mm_unpackhi_epi64(four[0], four[1])));
+}
+
+/* out[0], out[1]: the first and the second eight bytes, times the factors. */
+INLINE void times(__m128i bytes, __m256 factors, __m256 *out) {
+    const __m256i first = _mm256_cvtepu8_epi32(bytes);
+    const __m256i second = _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8));
+    out[0] = _mm256_mul_ps(_mm256_cvtepi32_ps(first), factors);
+    out[1] = _mm256_mul_ps(_mm256_cvtepi32_ps(second), factors);
+}
+
+/* Scales and least values of 8 outputs and of the block that begins with group g: [group] [output]. */
+INLINE void eight_blocks(const Weights *w, long output, long g, __m256 *scale, __m256 *low) {
+    __m128i header[8], a[8], b[8];
+    __m256 factors[2];
+    for (int i = 0; i < 8; i++) {
+        const long block = (nth(w, output, i) * w->groups + g) / BLOCK;
+        header[i] = _mm_loadu_si128((const __m128i *)(w->blocks + block * HEADER));
+    }
+    eight_factors(header, factors, factors + 1);
+    for (int i = 0; i < 4; i++) {
+        const __m256i both = two_headers(header[i], header[i + 4]);
+        a[i] = _mm256_castsi256_si128(both);
+        a[i + 4] = _mm256_extracti128_si256(both, 1);
+    }
+    for (int i = 0; i < 4; i++) { /* outputs i and i + 4 side by side */
+        b[i] = _mm_unpacklo_epi8(a[i], a[i + 4]);
+        b[i + 4] = _mm_unpackhi_epi8(a[i], a[i + 4]);
+    }
+    for (int part = 0; part < 2; part++) { /* the scales, then the least values */
+        const __m128i *of = b + 4 * part;
+        __m256 *out = part ? low : scale;
+        const __m128i even[2] = {_mm_unpacklo_epi8(of[0], of[2]), _mm_unpackhi_epi8(of[0], of[2])};
+        const __m128i odd[2] = {_mm_unpacklo_epi8(of[1], of[3]), _mm_unpackhi_epi8(of[1], of[3])};
+        for (int i = 0; i < 2; i++) {
+            times(_mm_unpacklo_epi8(even[i], odd[i]), factors[part], out + 4 * i);
+            times(_mm_unpackhi_epi8(even[i], odd[i]), factors[part], out + 4 * i + 2);
+        }
+    }
+}
+
+/* The same, whatever the form of the weights. */
+INLINE void eight_ranges(int bits, const Weights *w, long output, long g, __m256 *scale,
+                         __m256 *low) {
+    if (bits == 4 && w->blocks) {
+        eight_blocks(w, output, g, scale, low);
+    } else {
+        eight_scales(w, w->scale, output, g, scale);
+        if (bits == 4) eight_scales(w, w->low, output, g, low);
+    }
+}
+
 /* The sums of eight vectors. */
 INLINE __m256i eight_sums(const __m256i *v) {
     const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
@@ -188,6 +269,10 @@ INLINE void fetch_next(int bits, const Weights *w, long output, long g) {
     for (int line = 0; line < EIGHT * (bits == 4 ? 16 : 32); line += 64) {
         _mm_prefetch(numbers + line, _MM_HINT_T0);
     }
+    if (bits == 4 && w->blocks) {
+        if (g % 4 == 0) _mm_prefetch((const char *)w->blocks + place / BLOCK * HEADER, _MM_HINT_T0);
+        return;
+    }
     if (g % 4 == 0) _mm_prefetch((const char *)(w->scale + place), _MM_HINT_T0);
     if (g % 4 == 0 && bits == 4) _mm_prefetch((const char *)(w->low + place), _MM_HINT_T0);
 }
@@ -200,8 +285,7 @@ INLINE void two_rows(int rows, int bits, const Rounded *x, const Weights *w, flo
     for (int m = 0; m < rows; m++) sums[m] = _mm256_setzero_ps();
     for (long g = 0; g < w->groups; g++) {
         if (g % 8 == 0) {
-            eight_scales(w, w->scale, output, g, scale);
-            if (bits == 4) eight_scales(w, w->low, output, g, low);
+            eight_ranges(bits, w, output, g, scale, low);
         }
         fetch_next(bits, w, output + EIGHT, g);
         __m256i part[TWO][EIGHT], first, second;
@@ -239,7 +323,7 @@ INLINE void few_rows(long rows, int bits, const Rounded *x, const Weights *w, fl
 
 /* Weights of 16 outputs and up to DEPTH groups. numbers: for each pair of numbers of a group, that
    of each output. */
-typedef struct {
+typedef struct __attribute__((aligned(64))) {
     __m256i numbers[DEPTH][PAIRS][2];
     __m256 scale[DEPTH][2], low[DEPTH][2];
 } Panel;
@@ -275,11 +359,10 @@ INLINE void lay_out(int bits, const Weights *w, long output, long start, int dep
             transpose(second, &panel->numbers[g][PAIRS / 2][side]);
         }
         for (int g = 0; g < depth; g += 8) {
-            __m256 scale[8];
-            eight_scales(w, w->scale, from, start + g, scale);
+            __m256 scale[8], low[8] = {_mm256_setzero_ps()};
+            eight_ranges(bits, w, from, start + g, scale, low);
             for (int i = 0; i < 8; i++) panel->scale[g + i][side] = scale[i];
-            if (bits == 4) eight_scales(w, w->low, from, start + g, scale);
-            for (int i = 0; i < 8; i++) panel->low[g + i][side] = scale[i];
+            for (int i = 0; i < 8; i++) panel->low[g + i][side] = low[i];
         }
     }
 }
@@ -340,16 +423,59 @@ INLINE void tile(int bits, const Rounded *x, long place, int depth, const Panel 
     }
 }
 
+#ifdef WIDE
+/* The same for TILES tiles, with the 16 outputs in one vector: sums [4 * TILES]. */
+INLINE void wide_tiles(int bits, const Rounded *x, long place, long groups, int depth,
+                       const Panel *panel, __m512 *sums) {
+    for (int g = 0; g < depth; g++) {
+        __m512i part[TILES * TILE];
+        const int16_t *numbers[TILES];
+#pragma GCC unroll 8
+        for (int t = 0; t < TILES; t++) {
+            numbers[t] = x->numbers + (place + t * groups + g) * TILE * GROUP;
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < TILES * TILE; m++) part[m] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+        for (int pair = 0; pair < PAIRS; pair++) {
+            const __m512i w = _mm512_load_si512(panel->numbers[g][pair]);
+#pragma GCC unroll 8
+            for (int m = 0; m < TILES * TILE; m++) {
+                int32_t both;
+                memcpy(&both, numbers[m / TILE] + 2 * (TILE * pair + m % TILE), 4);
+                part[m] = _mm512_dpwssd_epi32(part[m], w, _mm512_set1_epi32(both));
+            }
+        }
+        const __m512 scale = _mm512_load_ps((const float *)panel->scale[g]);
+        const __m512 low = _mm512_load_ps((const float *)panel->low[g]);
+#pragma GCC unroll 8
+        for (int m = 0; m < TILES * TILE; m++) {
+            const long at = (place + m / TILE * groups + g) * TILE + m % TILE;
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x->scale[at]));
+            sums[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(part[m]), factor, sums[m]);
+            if (bits == 4) sums[m] = _mm512_fmadd_ps(low, _mm512_set1_ps(x->sum[at]), sums[m]);
+        }
+    }
+}
+#endif
+
 /* 16 outputs of all rows. */
 INLINE void many_rows(long rows, int bits, const Rounded *x, const Weights *w, float *y,
                       long output) {
-    __m256 sums[MOST_ROWS][2];
+    __m256 sums[MOST_ROWS][2] __attribute__((aligned(64)));
     Panel panel;
     memset(sums, 0, sizeof(sums));
     for (long start = 0; start < w->groups; start += DEPTH) {
         const int depth = w->groups - start < DEPTH ? w->groups - start : DEPTH;
         lay_out(bits, w, output, start, depth, &panel);
-        for (long m = 0; m < rows; m += TILE) {
+        long m = 0;
+#ifdef WIDE
+        for (; m + (TILES - 1) * TILE < rows; m += TILES * TILE) {
+            wide_tiles(bits, x, m / TILE * w->groups + start, w->groups, depth, &panel,
+                       (__m512 *)sums[m]);
+        }
+#endif
+        for (; m < rows; m += TILE) {
             tile(bits, x, m / TILE * w->groups + start, depth, &panel, sums + m);
         }
     }
@@ -387,11 +513,11 @@ static void multiply(long rows, const float *x, void *room, const Weights *w, fl
     Rounded rounded = {room, (float *)((int16_t *)room + places * GROUP), NULL};
     rounded.sum = rounded.scale + places;
     round_all(rows, x, w->groups, &rounded, threads);
-    if (rows <= FEW && w->low) {
+    if (rows <= FEW && w->bits == 4) {
         EACH(EIGHT, few_rows(rows, 4, &rounded, w, y, n));
     } else if (rows <= FEW) {
         EACH(EIGHT, few_rows(rows, 8, &rounded, w, y, n));
-    } else if (w->low) {
+    } else if (w->bits == 4) {
         EACH(PANEL, many_rows(rows, 4, &rounded, w, y, n));
     } else {
         EACH(PANEL, many_rows(rows, 8, &rounded, w, y, n));

@@ -26,6 +26,8 @@ static inline float half(uint16_t h) {
     return h & 0x8000 ? -size : size;
 }
 
+static void range_of(const Weights *w, long place, float *scale, float *low);
+
 /* The numbers of one group as float32. */
 static inline void numbers_of(const uint8_t *group, int bits, f8 *w) {
     int8_t bytes[GROUP];
@@ -51,8 +53,8 @@ static inline __attribute__((always_inline)) void output(
         const long place = n * w->groups + g;
         f8 v[4];
         numbers_of(w->numbers + place * bytes, bits, v);
-        const float factor = half(w->scale[place]);
-        const float least = bits == 4 ? half(w->low[place]) : 0;
+        float factor, least;
+        range_of(w, place, &factor, &least);
         for (int m = 0; m < rows; m++) {
             const float *p = x + (m * w->groups + g) * GROUP;
             total[m][0] += (v[0] * load(p) + v[1] * load(p + 8)) * factor;
@@ -81,11 +83,11 @@ static inline __attribute__((always_inline)) void output(
 static void multiply(long rows, const float *x, void *room, const Weights *w, float *y,
                      int threads) {
     float *sums = room;
-    for (long place = 0; w->low && place < rows * w->groups; place++) {
+    for (long place = 0; w->bits == 4 && place < rows * w->groups; place++) {
         const float *p = x + place * GROUP;
         sums[place] = sum((load(p) + load(p + 8)) + (load(p + 16) + load(p + 24)));
     }
-    if (w->low) {
+    if (w->bits == 4) {
         EACH_COUNT(4)
     } else {
         EACH_COUNT(8)

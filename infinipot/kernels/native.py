@@ -135,8 +135,8 @@ def opened(path: Path) -> ctypes.CDLL:
     functions.most_rows.restype = number
     functions.room_bytes.restype = number
     functions.room_bytes.argtypes = [number, number]
-    functions.products.argtypes = [number, *[pointer] * 5, *ending]
-    functions.unpack.argtypes = [*[pointer] * 3, *ending]
+    functions.products.argtypes = [number, *[pointer] * 6, *ending]
+    functions.unpack.argtypes = [*[pointer] * 4, *ending]
     return functions
 
 
@@ -155,19 +155,26 @@ def addresses(*tensors: Tensor | None) -> list[int | None]:
     return [None if x is None else x.data_ptr() for x in tensors]
 
 
+def of_weight(numbers: Tensor, scale: Tensor, low: Tensor | None) -> list[int | None]:
+    """The addresses of a weight's numbers, scales, least values and headers of blocks."""
+    if scale.dtype == torch.uint8:
+        return addresses(numbers, None, None, scale)
+    return addresses(numbers, scale, low, None)
+
+
 def products(x: Tensor, numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
     """x [M, 32 G] float32 times the weights of N outputs -> [M, N] float32.
 
-    numbers: [N, G, 32] int8, or [N, G, 16] uint8. scale: [N, G] float16. low: [N, G] float16, for
-    four bits only. All are contiguous. A row's products do not depend on the other rows.
+    numbers, scale, low: as `model.groups.GroupedWeight` has them, contiguous. A row's products do not
+    depend on the other rows.
     """
     functions = library()
     assert functions is not None
-    outputs, groups = scale.shape
+    outputs, groups = numbers.shape[:2]
     most = functions.most_rows()
     y = x.new_empty(x.shape[0], outputs)
     room = torch.empty(functions.room_bytes(min(most, x.shape[0]), groups), dtype=torch.uint8)
-    weights = addresses(numbers, scale, low)
+    weights = of_weight(numbers, scale, low)
     for start in range(0, x.shape[0], most):
         part = x[start : start + most]
         functions.products(
@@ -186,6 +193,5 @@ def unpack(part: tuple[Tensor, Tensor, Tensor | None], out: Tensor) -> None:
     """Write the weights of N outputs, as for `products`, into out [N, 32 G], float32 and contiguous."""
     functions = library()
     assert functions is not None
-    numbers, scale, low = part
-    tensors = addresses(numbers, scale, low, out)
-    functions.unpack(*tensors, *scale.shape, torch.get_num_threads())
+    weights = of_weight(*part)
+    functions.unpack(*weights, *addresses(out), *part[0].shape[:2], torch.get_num_threads())

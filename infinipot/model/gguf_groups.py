@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, dequantize
-from gguf.quants import Q4_K
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -17,12 +16,12 @@ from infinipot.model.gguf_file import GGUFFile
 from infinipot.model.gguf_weights import arranged, fill_each
 from infinipot.model.groups import GroupedWeight, attach, can_hold
 from infinipot.model.in_file import Place, WeightInFile, stays_in_file
-from infinipot.model.quantizer import WEIGHT, GroupsConfig, bits_by_module, bits_of, kind_of, share
-from infinipot.model.rounding import CPU, GROUP, Groups, quantise
+from infinipot.model.quantizer import WEIGHT, GroupsConfig, form_of, forms_by_module, kind_of, share
+from infinipot.model.rounding import CPU, GROUP, HEADER, Groups, quantise
 
 Kind = GGMLQuantizationType
-FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
-"""Types that stay in four bits, whatever is asked for."""
+FOUR_BITS = {Kind.Q4_0: "int4", Kind.Q4_1: "int4", Kind.Q4_K: "q4_k"}
+"""Types that stay in four bits, whatever is asked for, and their form."""
 HALF = 2
 """Bytes of a float16."""
 
@@ -53,49 +52,49 @@ def fill_groups(
             target.copy_(values.reshape(target.shape))
             return
         module = model.get_submodule(own.removesuffix(WEIGHT))
-        bits = 4 if file.tensors[name].kind in FOUR_BITS else bits_of(model, module, kind)
+        form = FOUR_BITS.get(file.tensors[name].kind) or form_of(model, module, kind)
         if stays_in_file(model, own, module, device):
-            weight: GroupedWeight = left_in_file(file, name, bits)
+            weight: GroupedWeight = left_in_file(file, name, form)
         else:
-            weight = in_groups(file, name, bits, device)
+            weight = in_groups(file, name, form, device)
         reorder(weight, name, model, architecture)
         attach(module, weight)
         share(model, own, weight)
 
     fill_each(model, file, put)
     config: Any = model.config
-    config.quantization_config = GroupsConfig(kind, bits_by_module(model))
+    config.quantization_config = GroupsConfig(kind, forms_by_module(model))
     model.requires_grad_(False)
 
 
-def left_in_file(file: GGUFFile, name: str, bits: int) -> WeightInFile:
+def left_in_file(file: GGUFFile, name: str, form: str) -> WeightInFile:
     """A matrix of the file whose rows are read when they are looked up."""
     entry = file.tensors[name]
     outputs, width = entry.shape
     place = Place(file.path, file.start + entry.start, entry.size // outputs)
     return WeightInFile(
-        place, (outputs, width), bits, lambda content: converted(content, entry.kind, bits, CPU)
+        place, (outputs, width), form, lambda content: converted(content, entry.kind, form, CPU)
     )
 
 
-def in_groups(file: GGUFFile, name: str, bits: int, device: torch.device) -> GroupedWeight:
+def in_groups(file: GGUFFile, name: str, form: str, device: torch.device) -> GroupedWeight:
     """A matrix of the file, a few rows at a time."""
     entry = file.tensors[name]
     outputs, width = entry.shape
     return GroupedWeight.by_rows(
         (outputs, width),
-        bits,
+        form,
         device,
-        lambda rows: converted(file.rows(name, rows.start, rows.stop), entry.kind, bits, device),
+        lambda rows: converted(file.rows(name, rows.start, rows.stop), entry.kind, form, device),
     )
 
 
-def converted(content: np.ndarray, kind: Kind, bits: int, device: torch.device) -> Groups:
+def converted(content: np.ndarray, kind: Kind, form: str, device: torch.device) -> Groups:
     """Rows [N, bytes] of a type as `GroupedWeight` holds them. device: where they are rounded."""
-    if (kind, bits) in KEPT:
-        return KEPT[kind, bits](content)
+    if (kind, form) in KEPT:
+        return KEPT[kind, form](content)
     numbers = dequantize(content, kind).astype(np.float32, copy=False)
-    return quantise(torch.from_numpy(numbers).to(device), bits)
+    return quantise(torch.from_numpy(numbers).to(device), form)
 
 
 def reorder(weight: GroupedWeight, name: str, model: nn.Module, architecture: Architecture) -> None:
@@ -138,25 +137,19 @@ def q4_1(content: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     return numbers, halves(scale), halves(low)
 
 
-def q4_k(content: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """A block has eight groups, whose scales and least values are products of two numbers."""
-    scale, low, factors, packed = blocks_of(content, HALF, HALF, Q4_K.K_SCALE_SIZE, 4 * GROUP)
-    parts = Q4_K.get_scale_min(factors.flatten(0, 1).numpy())
-    own, least = (torch.from_numpy(part).view(*scale.shape[:2], 8).float() for part in parts)
+def q4_k(content: np.ndarray) -> tuple[Tensor, Tensor, None]:
+    header, packed = blocks_of(content, HEADER, 4 * GROUP)
     # 32 bytes hold a group in their lower bits and the next one in their upper bits
     pairs = packed.unflatten(-1, (4, 1, GROUP))
     numbers = torch.cat((pairs & 15, pairs >> 4), dim=-2).flatten(1, 3)
-    numbers = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
-    scales = halves(scale).float()[..., None] * own
-    lows = -halves(low).float()[..., None] * least
-    return numbers, scales.flatten(1).half(), lows.flatten(1).half()
+    return numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4, header, None
 
 
-KEPT: dict[tuple[Kind, int], Any] = {
-    (Kind.Q8_0, 8): q8_0,
-    (Kind.Q5_0, 8): q5_0,
-    (Kind.Q4_0, 4): q4_0,
-    (Kind.Q4_1, 4): q4_1,
-    (Kind.Q4_K, 4): q4_k,
+KEPT: dict[tuple[Kind, str], Any] = {
+    (Kind.Q8_0, "int8"): q8_0,
+    (Kind.Q5_0, "int8"): q5_0,
+    (Kind.Q4_0, "int4"): q4_0,
+    (Kind.Q4_1, "int4"): q4_1,
+    (Kind.Q4_K, "q4_k"): q4_k,
 }
-"""Types whose numbers stay as they are in so many bits; of Q4_K the scales are rounded to float16."""
+"""Types whose numbers stay as they are in a form."""

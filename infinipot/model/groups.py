@@ -12,9 +12,19 @@ from torch import Tensor, nn
 
 from infinipot.kernels import groups as kernels
 from infinipot.kernels import native
-from infinipot.model.rounding import GROUP, Groups, by_rows, quantise
+from infinipot.model.rounding import (
+    BITS,
+    BLOCK_GROUPS,
+    GROUP,
+    HEADER,
+    Groups,
+    by_rows,
+    quantise,
+    scales_of,
+    without_blocks,
+)
 
-KINDS = {"int8": 8, "int4": 4}
+KINDS = ("int8", "int4")
 BLOCK = {"cpu": 1 << 19}
 """Weights that are unpacked at a time, by kind of device: on a CPU they stay in its cache."""
 OTHER_BLOCK = 1 << 26
@@ -26,11 +36,15 @@ LEAST_ROWS = 256
 
 
 class GroupedWeight(nn.Module):
-    """A weight [N, K] as numbers, scales and least values.
+    """A weight [N, K] as numbers, scales and least values, in one of three forms:
 
-    numbers: [N, G, 32] int8, or [N, G, 16] uint8 with number i in the lower and number i + 16 in the
-    upper bits of byte i. scale: [N, G] float16. low: the same, for four bits; else None. K may be
-    less than 32 G. It is a module, so that an output layer and an embedding can share it.
+    - int8: numbers [N, G, 32] int8, scale [N, G] float16.
+    - int4: numbers [N, G, 16] uint8, with number i in the lower and number i + 16 in the upper bits of
+      byte i; scale [N, G] and low, the least values, [N, G] float16.
+    - q4_k, on a CPU: numbers as in int4; scale [N, G / 8, 16] uint8 has scales and least values of
+      blocks of eight groups, as GGUF's Q4_K does. K is a multiple of 256.
+
+    Else K may be less than 32 G. It is a module, so that an output layer and an embedding can share it.
     """
 
     numbers: Tensor
@@ -49,51 +63,66 @@ class GroupedWeight(nn.Module):
         self.dtype = dtype
 
     @classmethod
-    def empty(cls, shape: tuple[int, int], bits: int, device: torch.device) -> GroupedWeight:
-        """Room for a weight of this shape [N, K]."""
+    def empty(cls, shape: tuple[int, int], form: str, device: torch.device) -> GroupedWeight:
+        """Room for a weight of this shape [N, K]. On a GPU q4_k becomes int4."""
         outputs, width = shape
         groups = -(-width // GROUP)
-        scale = torch.empty(outputs, groups, dtype=torch.float16, device=device)
-        if bits == 8:
-            numbers = torch.empty(outputs, groups, GROUP, dtype=torch.int8, device=device)
-            return cls((numbers, scale, None), width)
-        numbers = torch.empty(outputs, groups, GROUP // 2, dtype=torch.uint8, device=device)
+
+        def room(*sizes: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(outputs, *sizes, dtype=dtype, device=device)
+
+        if form == "int8":
+            numbers = room(groups, GROUP, dtype=torch.int8)
+            return cls((numbers, room(groups, dtype=torch.float16), None), width)
+        numbers = room(groups, GROUP // 2, dtype=torch.uint8)
+        if form == "q4_k" and in_blocks_on(device):
+            header = room(groups // BLOCK_GROUPS, HEADER, dtype=torch.uint8)
+            return cls((numbers, header, None), width)
+        scale = room(groups, dtype=torch.float16)
         return cls((numbers, scale, torch.empty_like(scale)), width)
 
     @classmethod
-    def of(cls, weight: Tensor, bits: int) -> GroupedWeight:
+    def of(cls, weight: Tensor, form: str) -> GroupedWeight:
         """A weight [N, K] of floating-point numbers, rounded."""
         outputs, width = weight.shape
         return cls.by_rows(
-            (outputs, width), bits, weight.device, lambda rows: quantise(weight[rows], bits)
+            (outputs, width), form, weight.device, lambda rows: quantise(weight[rows], form)
         )
 
     @classmethod
     def by_rows(
         cls,
         shape: tuple[int, int],
-        bits: int,
+        form: str,
         device: torch.device,
         groups: Callable[[slice], Groups],
     ) -> GroupedWeight:
         """A weight of this shape [N, K], whose rows `groups` gives, a few at a time."""
-        made = cls.empty(shape, bits, device)
+        made = cls.empty(shape, form, device)
         by_rows(shape, device, lambda rows: made.put(rows.start, groups(rows)))
         return made
 
     def put(self, start: int, tensors: Groups) -> None:
         """Write rows from `start` on."""
+        if self.form == "int4":
+            tensors = without_blocks(tensors)
         for own, part in zip((self.numbers, self.scale, self.low), tensors, strict=True):
             if own is not None and part is not None:
                 own[start : start + part.shape[0]] = part
 
     @property
+    def form(self) -> str:
+        if self.scale.dtype == torch.uint8:
+            return "q4_k"
+        return "int8" if self.low is None else "int4"
+
+    @property
     def bits(self) -> int:
-        return 8 if self.low is None else 4
+        return BITS[self.form]
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((self.scale.shape[0], self.width))
+        return torch.Size((self.numbers.shape[0], self.width))
 
     @property
     def device(self) -> torch.device:
@@ -107,11 +136,21 @@ class GroupedWeight(nn.Module):
         """Follow the model to another device. A change of dtype leaves the scales as they are."""
         sample = fn(torch.empty(0, dtype=self.dtype, device=self.device))
         self.dtype = sample.dtype
-        return super()._apply(lambda x: x.to(sample.device), recurse)
+        super()._apply(lambda x: x.to(sample.device), recurse)
+        self.suit_device()
+        return self
+
+    def suit_device(self) -> None:
+        """On a GPU, take the form that its kernels know."""
+        if self.form == "q4_k" and not in_blocks_on(self.device):
+            _, self.scale, self.low = without_blocks(self.part(slice(None)))
 
     def finite(self) -> bool:
         """Whether no scale and no least value is NaN or infinity."""
-        return all(finite(x) for x in (self.scale, self.low) if x is not None)
+        scales = self.scale
+        if self.form == "q4_k":
+            scales = scales[..., :4].contiguous().view(torch.float16)
+        return all(finite(x) for x in (scales, self.low) if x is not None)
 
     def into_memory(self) -> None:
         """Read what is still in a file (`in_file.WeightInFile`): nothing of this weight."""
@@ -164,7 +203,7 @@ class GroupedWeight(nn.Module):
             if unpack is None or room is None:
                 weights = unpacked(*part).to(x.dtype)
             else:
-                weights = room[: part[1].shape[0]]
+                weights = room[: part[0].shape[0]]
                 unpack(part, weights)
             parts.append(F.linear(x, weights))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -173,6 +212,11 @@ class GroupedWeight(nn.Module):
         """Rows of the weight, as an embedding gives them: [..., K]."""
         rows = self.dequantize(ids.reshape(-1)).to(self.dtype)
         return rows.view(*ids.shape, self.width)
+
+
+def in_blocks_on(device: torch.device) -> bool:
+    """Whether weights may have the form q4_k on this device."""
+    return device.type in ("cpu", "meta")
 
 
 def finite(x: Tensor) -> bool:
@@ -199,12 +243,11 @@ def block_rows(width: int, device: torch.device) -> int:
 
 def unpacked(numbers: Tensor, scale: Tensor, low: Tensor | None) -> Tensor:
     """The weights [N, 32 G] float32."""
-    if low is not None:
-        numbers = torch.cat((numbers & 15, numbers >> 4), dim=-1)
-    weights = numbers.float() * scale.float()[..., None]
-    if low is not None:
-        weights += low.float()[..., None]
-    return weights.flatten(1)
+    factor, least = scales_of((numbers, scale, low))
+    if least is None:
+        return (numbers.float() * factor[..., None]).flatten(1)
+    numbers = torch.cat((numbers & 15, numbers >> 4), dim=-1)
+    return (numbers.float() * factor[..., None]).add_(least[..., None]).flatten(1)
 
 
 class GroupedLinear(nn.Linear):

@@ -42,7 +42,7 @@ class WeightInFile(GroupedWeight):
         self,
         place: Place,
         shape: tuple[int, int],
-        bits: int,
+        form: str,
         convert: Callable[[np.ndarray], Groups],
     ) -> None:
         """convert: rows [n, bytes] of the file -> rows as `GroupedWeight` holds them."""
@@ -52,13 +52,13 @@ class WeightInFile(GroupedWeight):
         self.file = os.open(place.path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self.file)
         self._shape = shape
-        self._bits = bits
+        self._form = form
         self.width = shape[1]
         self.dtype = torch.float32
 
     @property
-    def bits(self) -> int:
-        return self._bits
+    def form(self) -> str:
+        return self._form
 
     @property
     def shape(self) -> torch.Size:
@@ -95,7 +95,7 @@ class WeightInFile(GroupedWeight):
         return all(bool(x.isfinite().all()) for part in parts for x in part if x is not None)
 
     def into_memory(self) -> None:
-        whole = GroupedWeight.by_rows(self._shape, self._bits, CPU, self.part)
+        whole = GroupedWeight.by_rows(self._shape, self._form, CPU, self.part)
         whole.compute_in(self.dtype)
         self.close()
         self.__class__ = GroupedWeight  # type: ignore[assignment]

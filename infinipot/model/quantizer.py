@@ -3,7 +3,7 @@ were saved."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from infinipot.checks import known
 from infinipot.model.groups import KINDS, GroupedWeight, attach, can_hold, weights_in_groups
 from infinipot.model.in_file import Place, WeightInFile, stays_in_file
-from infinipot.model.rounding import CPU, GROUP, quantise
+from infinipot.model.rounding import BITS, BLOCK_GROUPS, CPU, GROUP, form_for, quantise
 from infinipot.model.stored import StoredTensor
 
 METHOD = "infinipot"
@@ -29,25 +29,30 @@ WEIGHT = ".weight"
 class GroupsConfig(QuantizationConfigMixin):
     """The entry `quantization_config` of a model's config.
 
-    weights: int8 or int4. modules: bits by name, of a model that is saved.
+    weights: int8 or int4. modules: the forms of weights by name, of a model that is saved; 8 and 4
+    stand for int8 and int4.
     """
 
     rounded_on = CPU
     """Where weights are rounded, and stay. Not saved."""
 
     def __init__(
-        self, weights: str = "int8", modules: dict[str, int] | None = None, **others: Any
+        self, weights: str = "int8", modules: Mapping[str, str | int] | None = None, **others: Any
     ) -> None:
         known("weights", weights, KINDS)
         size = others.get("group_size", GROUP)
-        if size != GROUP or not all(bits in KINDS.values() for bits in (modules or {}).values()):
+        forms = {
+            name: f"int{form}" if isinstance(form, int) else form
+            for name, form in (modules or {}).items()
+        }
+        if size != GROUP or not BITS.keys() >= set(forms.values()):
             raise ValueError(
-                f"its quantization_config names groups of {size} and modules in "
-                f"{sorted(set((modules or {}).values()))} bits; known are groups of {GROUP}, in 4 or 8"
+                f"its quantization_config names groups of {size} and the forms "
+                f"{sorted(set(forms.values()))}; known are groups of {GROUP} and {', '.join(BITS)}"
             )
         self.quant_method = METHOD  # type: ignore[assignment]
         self.weights = weights
-        self.modules = modules or {}
+        self.modules = forms
         self.group_size = GROUP
 
 
@@ -59,12 +64,12 @@ def kind_of(weights: str) -> str:
     return weights
 
 
-def bits_of(model: PreTrainedModel, module: nn.Module, weights: str) -> int:
-    """Bits for a module's weight. Embeddings and the output layer have eight: a model is most
+def form_of(model: PreTrainedModel, module: nn.Module, weights: str) -> str:
+    """The form of a module's weight. Embeddings and the output layer have eight bits: a model is most
     sensitive there."""
     if isinstance(module, nn.Embedding) or module is model.get_output_embeddings():
-        return 8
-    return KINDS[weights]
+        return "int8"
+    return form_for(weights, module.weight.shape[1])  # type: ignore[union-attr,index,arg-type]
 
 
 def ties(model: PreTrainedModel, name: str) -> list[str]:
@@ -90,7 +95,7 @@ def share(model: PreTrainedModel, name: str, weight: GroupedWeight) -> list[str]
 
 
 def same(a: GroupedWeight, b: GroupedWeight) -> bool:
-    return a.bits == b.bits and all(
+    return a.form == b.form and all(
         torch.equal(x, y) for x, y in zip(a.buffers(), b.buffers(), strict=True)
     )
 
@@ -113,40 +118,40 @@ class Quantise(ConversionOps):
             shapes = (full_layer_name, value.shape, module.weight.shape)
             self.hf_quantizer.mismatched.add(shapes)
             return {}
-        bits = bits_of(model, module, self.hf_quantizer.quantization_config.weights)
+        form = form_of(model, module, self.hf_quantizer.quantization_config.weights)
         device = self.hf_quantizer.quantization_config.rounded_on
         if isinstance(value, StoredTensor) and stays_in_file(
             model, full_layer_name, module, device
         ):
-            weight: GroupedWeight = left_in_file(value, bits)
+            weight: GroupedWeight = left_in_file(value, form)
         else:
-            weight = in_groups(value, bits, device)
+            weight = in_groups(value, form, device)
         attach(module, weight)
         missing.difference_update(share(model, full_layer_name, weight))
         return {}
 
 
-def left_in_file(value: StoredTensor, bits: int) -> WeightInFile:
+def left_in_file(value: StoredTensor, form: str) -> WeightInFile:
     """A tensor in a file whose rows are read when they are looked up."""
     outputs, width = value.shape
     return WeightInFile(
         Place(value.path, value.start, width * value.dtype.itemsize),
         (outputs, width),
-        bits,
-        lambda content: quantise(torch.from_numpy(content).view(value.dtype), bits),
+        form,
+        lambda content: quantise(torch.from_numpy(content).view(value.dtype), form),
     )
 
 
-def in_groups(value: Any, bits: int, device: torch.device) -> GroupedWeight:
+def in_groups(value: Any, form: str, device: torch.device) -> GroupedWeight:
     """A tensor, or one in a file, in groups on a device."""
     if not isinstance(value, StoredTensor):
-        return GroupedWeight.of(value.to(device), bits)
+        return GroupedWeight.of(value.to(device), form)
     outputs, width = value.shape
     return GroupedWeight.by_rows(
         (outputs, width),
-        bits,
+        form,
         device,
-        lambda rows: quantise(value.rows(rows.start, rows.stop).to(device), bits),
+        lambda rows: quantise(value.rows(rows.start, rows.stop).to(device), form),
     )
 
 
@@ -174,13 +179,13 @@ class GroupsQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **more: Any) -> Any:
         if self.pre_quantized:
-            bits_of_each = self.quantization_config.modules
-            for name, bits in bits_of_each.items():
-                make_room(model, name, bits)
+            forms = self.quantization_config.modules
+            for name, form in forms.items():
+                make_room(model, name, form)
             for target, source in list(model.all_tied_weights_keys.items()):
-                if target.removesuffix(WEIGHT) in bits_of_each:  # it has its own
+                if target.removesuffix(WEIGHT) in forms:  # it has its own
                     del model.all_tied_weights_keys[target]
-                elif source.removesuffix(WEIGHT) in bits_of_each:
+                elif source.removesuffix(WEIGHT) in forms:
                     del model.all_tied_weights_keys[target]
                     module = model.get_submodule(target.removesuffix(WEIGHT))
                     leave_empty(module)
@@ -190,8 +195,10 @@ class GroupsQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **more: Any) -> Any:
         for name, module in self.empty:
             attach(module, model.get_submodule(name).weight)
+        for weight in weights_in_groups(model).values():
+            weight.suit_device()
         model.config.quantization_config = GroupsConfig(
-            self.quantization_config.weights, bits_by_module(model)
+            self.quantization_config.weights, forms_by_module(model)
         )
         return model.requires_grad_(False)
 
@@ -203,7 +210,7 @@ class GroupsQuantizer(HfQuantizer):
         return False
 
 
-def make_room(model: PreTrainedModel, name: str, bits: int) -> None:
+def make_room(model: PreTrainedModel, name: str, form: str) -> None:
     """Replace a module's weight by an empty one in groups, to be read."""
     try:
         module = model.get_submodule(name)
@@ -214,7 +221,12 @@ def make_room(model: PreTrainedModel, name: str, bits: int) -> None:
             f"its quantization_config names {name}, which is a {type(module).__name__}"
         )
     shape = tuple(module.weight.shape)
-    attach(module, GroupedWeight.empty(shape, bits, module.weight.device))
+    if form == "q4_k" and form_for("int4", shape[1]) != form:
+        raise ValueError(
+            f"its quantization_config names {name} as q4_k, whose rows have {shape[1]} weights: known "
+            f"are multiples of {BLOCK_GROUPS * GROUP}"
+        )
+    attach(module, GroupedWeight.empty(shape, form, module.weight.device))
 
 
 def leave_empty(module: Any) -> None:
@@ -224,19 +236,19 @@ def leave_empty(module: Any) -> None:
     module._is_hf_initialized = True
 
 
-def bits_by_module(model: PreTrainedModel) -> dict[str, int]:
+def forms_by_module(model: PreTrainedModel) -> dict[str, str]:
     return {
-        name.removesuffix(WEIGHT): weight.bits for name, weight in weights_in_groups(model).items()
+        name.removesuffix(WEIGHT): weight.form for name, weight in weights_in_groups(model).items()
     }
 
 
 def quantise_model(
     model: PreTrainedModel,
     weights: str,
-    make: Callable[[Tensor, int], GroupedWeight] = GroupedWeight.of,
+    make: Callable[[Tensor, str], GroupedWeight] = GroupedWeight.of,
 ) -> None:
     """Put the weights of a model in memory into groups, one after the other. weights: int8, int4, or
-    auto, which is int8. make: gives the groups of a weight in so many bits."""
+    auto, which is int8. make: gives the groups of a weight in a form."""
     weights = kind_of(weights)
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
@@ -244,10 +256,10 @@ def quantise_model(
             owners.setdefault(module.weight, []).append(module)
     while owners:
         plain, modules = owners.popitem()
-        bits = max(bits_of(model, module, weights) for module in modules)
-        weight = make(plain.detach(), bits)
+        form = max((form_of(model, module, weights) for module in modules), key=BITS.__getitem__)
+        weight = make(plain.detach(), form)
         for module in modules:
             attach(module, weight)
     model.all_tied_weights_keys.clear()
-    model.config.quantization_config = GroupsConfig(weights, bits_by_module(model))
+    model.config.quantization_config = GroupsConfig(weights, forms_by_module(model))
     model.requires_grad_(False)

@@ -11,6 +11,14 @@ from torch import Tensor
 CPU = torch.device("cpu")
 GROUP = 32
 """Numbers of a row that share a scale."""
+BITS = {"int8": 8, "int4": 4, "q4_k": 4}
+"""Bits of a number, by the form of a weight (`groups.GroupedWeight`)."""
+BLOCK_GROUPS = 8
+"""Groups of a block of the form q4_k."""
+HEADER = 16
+"""Bytes of a block's scales and least values: two float16 numbers, by which eight scales and eight
+least values of six bits each are multiplied."""
+SIX_BITS = 63
 Groups = tuple[Tensor, Tensor, Tensor | None]
 """Rows of a weight: numbers, scales and least values, as `groups.GroupedWeight` holds them."""
 SHRUNK = (1.0, 0.9)
@@ -50,7 +58,14 @@ def slices(outputs: int, width: int, device: torch.device) -> list[slice]:
     return [slice(start, min(start + rows, outputs)) for start in range(0, outputs, rows)]
 
 
-def quantise(weight: Tensor, bits: int) -> Groups:
+def form_for(kind: str, width: int) -> str:
+    """The form in which a weight [N, width] is rounded. kind: int8 or int4."""
+    if kind == "int4" and width % (BLOCK_GROUPS * GROUP) == 0:
+        return "q4_k"
+    return kind
+
+
+def quantise(weight: Tensor, form: str) -> Groups:
     """Rows [N, K] of floating-point numbers as `GroupedWeight` holds them."""
     weight = weight.float()
     if weight.shape[1] % GROUP:
@@ -58,32 +73,93 @@ def quantise(weight: Tensor, bits: int) -> Groups:
         extra = GROUP - weight.shape[1] % GROUP
         weight = torch.cat((weight, weight[:, -1:].expand(-1, extra)), dim=1)
     groups = weight.unflatten(1, (-1, GROUP))
-    if bits == 8:
+    if form == "int8":
         scale = (groups.abs().amax(dim=-1) / 127).clamp(min=LEAST_SCALE).half()
         numbers = (groups / scale.float()[..., None]).round().clamp(-127, 127)
         return numbers.nan_to_num().to(torch.int8), scale, None
-    return _quantise4(groups)
+    if form == "int4":
+        scale, low = ranges(groups, groups.amin(dim=-1), torch.inf)
+        return packed(groups, scale, low), scale.half(), low.half()
+    # a block has no least values above 0
+    header = in_blocks(*ranges(groups, groups.amin(dim=-1).clamp(max=0), 0.0))
+    return packed(groups, *scales_of_blocks(header)), header, None
 
 
-def _quantise4(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups [N, G, 32] in four bits: for each the range with the least square error."""
-    least = groups.amin(dim=-1)
-    most = groups.amax(dim=-1)
+def packed(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:
+    """The numbers of groups [N, G, 32], two in a byte: [N, G, 16] uint8."""
+    numbers = levels(groups, scale, low).nan_to_num().to(torch.uint8)
+    return numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
+
+
+def ranges(groups: Tensor, least: Tensor, highest: float) -> tuple[Tensor, Tensor]:
+    """Scale and least value of groups [N, G, 32] in four bits: those with the least square error.
+
+    least [N, G]: where a group's range begins. highest: what no least value exceeds.
+    """
+    most = torch.maximum(groups.amax(dim=-1), least)
     best = torch.full_like(least, torch.inf)
     # what is not finite stays as it is, for `check_numbers`
     scale = ((most - least) / 15).clamp(min=LEAST_SCALE)
     low = least.clone()
     for part in SHRUNK:
         cut = (1 - part) / 2 * (most - least)
-        tried = fitted(groups, ((most - least) * part / 15).clamp(min=LEAST_SCALE), least + cut)
+        begin = (least + cut).clamp(max=highest)
+        tried = fitted(groups, ((most - least) * part / 15).clamp(min=LEAST_SCALE), begin)
+        tried = (tried[0], tried[1].clamp(max=highest))
         error = (restored(groups, *tried) - groups).square().sum(dim=-1)
         better = error < best
         best = torch.where(better, error, best)
         scale = torch.where(better, tried[0], scale)
         low = torch.where(better, tried[1], low)
-    numbers = levels(groups, scale, low).nan_to_num().to(torch.uint8)
-    packed = numbers[..., : GROUP // 2] | numbers[..., GROUP // 2 :] << 4
-    return packed, scale.half(), low.half()
+    return scale, low
+
+
+def in_blocks(scale: Tensor, low: Tensor) -> Tensor:
+    """Scales and least values [N, G], rounded to six bits -> the headers of blocks, uint8 [N, G / 8, 16],
+    as GGUF's Q4_K has them."""
+    parts = []
+    numbers = []
+    for values in (scale, -low):
+        blocks = values.unflatten(1, (-1, BLOCK_GROUPS))
+        factor = (blocks.amax(dim=-1) / SIX_BITS).clamp(min=LEAST_SCALE).half()
+        ratios = blocks / factor.float()[..., None]
+        numbers.append(ratios.round().nan_to_num().clamp(0, SIX_BITS).to(torch.uint8))
+        parts.append(factor[..., None].view(torch.uint8))
+    own, least = numbers
+    half = BLOCK_GROUPS // 2
+    parts += [
+        own[..., :half] | own[..., half:] >> 4 << 6,
+        least[..., :half] | least[..., half:] >> 4 << 6,
+        own[..., half:] & 15 | least[..., half:] << 4,
+    ]
+    return torch.cat(parts, dim=-1)
+
+
+def scales_of_blocks(header: Tensor) -> tuple[Tensor, Tensor]:
+    """Headers of blocks, uint8 [N, B, 16] -> scales and least values, float32 [N, 8 B]."""
+    factors = header[..., :4].contiguous().view(torch.float16).float()
+    first, second, third = header[..., 4:].split(BLOCK_GROUPS // 2, dim=-1)
+    own = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
+    least = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=-1)
+    scale = own.float() * factors[..., :1]
+    return scale.flatten(1), (least.float() * -factors[..., 1:]).flatten(1)
+
+
+def scales_of(groups: Groups) -> tuple[Tensor, Tensor | None]:
+    """Scales and least values of rows, float32 [N, G]."""
+    _, scale, low = groups
+    if scale.dtype == torch.uint8:
+        return scales_of_blocks(scale)
+    return scale.float(), None if low is None else low.float()
+
+
+def without_blocks(groups: Groups) -> Groups:
+    """Rows in the form q4_k in the form int4: the scales are rounded to float16."""
+    numbers, scale, low = groups
+    if scale.dtype != torch.uint8:
+        return groups
+    scale, low = scales_of_blocks(scale)
+    return numbers, scale.half(), low.half()
 
 
 def levels(groups: Tensor, scale: Tensor, low: Tensor) -> Tensor:

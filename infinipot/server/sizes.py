@@ -16,10 +16,9 @@ from infinipot.bench.shapes import SHAPES, shape_config
 from infinipot.config import PotConfig
 from infinipot.model.gguf_config import config_of
 from infinipot.model.gguf_file import read_file
-from infinipot.model.groups import KINDS, can_hold
+from infinipot.model.groups import KINDS, GroupedWeight, can_hold, in_blocks_on
 from infinipot.model.load import found
-from infinipot.model.quantizer import bits_of
-from infinipot.model.rounding import GROUP
+from infinipot.model.quantizer import form_of
 from infinipot.model.runner import ModelRunner
 from infinipot.server.memory import (
     activation_bytes,
@@ -84,8 +83,10 @@ def grouped_shapes(model: PreTrainedModel) -> set[tuple[int, int]]:
     }
 
 
-def weight_bytes(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, int]:
-    """Bytes of a skeleton's weights by kind: in dtype, in int8, in int4."""
+def weight_bytes(
+    model: PreTrainedModel, dtype: torch.dtype, device: torch.device
+) -> dict[str, int]:
+    """Bytes of a skeleton's weights on a device by kind: in dtype, in int8, in int4."""
     total = dict.fromkeys((str(dtype).removeprefix("torch."), "int8", "int4"), 0)
     seen: set[nn.Parameter] = set()
     for module in model.modules():
@@ -95,15 +96,17 @@ def weight_bytes(model: PreTrainedModel, dtype: torch.dtype) -> dict[str, int]:
             seen.add(parameter)
             for kind in total:
                 grouped = kind.startswith("int") and parameter.dim() == 2 and can_hold(module)
-                bits = bits_of(model, module, kind) if grouped else 0
-                total[kind] += grouped_bytes(parameter, bits) if bits else parameter.nbytes
+                form = form_of(model, module, kind) if grouped else ""
+                total[kind] += grouped_bytes(parameter, form, device) if form else parameter.nbytes
     return total
 
 
-def grouped_bytes(weight: nn.Parameter, bits: int) -> int:
-    """Bytes of a weight in groups: its numbers, and two or four bytes for each group."""
-    groups = weight.shape[0] * -(-weight.shape[1] // GROUP)
-    return groups * (GROUP * bits // 8 + (2 if bits == 8 else 4))
+def grouped_bytes(weight: nn.Parameter, form: str, device: torch.device) -> int:
+    """Bytes of a weight in groups on a device: its numbers, scales and least values."""
+    if form == "q4_k" and not in_blocks_on(device):
+        form = "int4"
+    outputs, width = weight.shape
+    return GroupedWeight.empty((outputs, width), form, torch.device("meta")).nbytes
 
 
 def narrow(config: Any, dtype: torch.dtype) -> PreTrainedModel:
@@ -154,4 +157,4 @@ def sizes_of(
         pots[size] += unscored_bytes(runner, pot.replace(pot_size=size))
     model = skeleton(config, dtype)
     unpacked = most_unpacked(grouped_shapes(model), dtype, device)
-    return Sizes(weight_bytes(model, dtype), pots, activation_bytes(runner, pot), unpacked)
+    return Sizes(weight_bytes(model, dtype, device), pots, activation_bytes(runner, pot), unpacked)

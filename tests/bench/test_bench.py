@@ -125,9 +125,9 @@ def test_a_shape_in_groups_is_made_in_groups(monkeypatch: pytest.MonkeyPatch) ->
     whole: list[int] = []
     quantise = shapes.quantise
 
-    def noted(weight: torch.Tensor, bits: int) -> Any:
+    def noted(weight: torch.Tensor, form: str) -> Any:
         whole.append(weight.numel())
-        return quantise(weight, bits)
+        return quantise(weight, form)
 
     config = shape_config("qwen2.5-0.5b-shape")
     config.num_hidden_layers = 1

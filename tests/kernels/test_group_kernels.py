@@ -38,20 +38,20 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "LEAST_ROWS", 16)
 
 
-def weight_of(outputs: int, width: int, bits: int) -> GroupedWeight:
+def weight_of(outputs: int, width: int, form: str) -> GroupedWeight:
     random = torch.Generator().manual_seed(0)
-    return GroupedWeight.of(torch.randn(outputs, width, generator=random) + 0.1, bits).to(DEVICE)
+    return GroupedWeight.of(torch.randn(outputs, width, generator=random) + 0.1, form).to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 65])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize(("outputs", "width"), SHAPES)
 def test_products_are_those_of_the_unpacked_weights(
-    outputs: int, width: int, bits: int, rows: int, dtype: torch.dtype
+    outputs: int, width: int, form: str, rows: int, dtype: torch.dtype
 ) -> None:
     """With and without a bias, for all outputs and for some."""
-    weight = weight_of(outputs, width, bits)
+    weight = weight_of(outputs, width, form)
     plain = weight.dequantize()
     random = torch.Generator().manual_seed(1)
     x = torch.randn(1, rows, width, generator=random).to(DEVICE, dtype)
@@ -71,7 +71,7 @@ def test_a_row_is_the_same_beside_others(
 ) -> None:
     """Bit for bit, in each of the two kernels."""
     monkeypatch.setattr(kernels, "ALONE", alone)
-    weight = weight_of(20, 1100, 4)
+    weight = weight_of(20, 1100, "int4")
     random = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 1100, generator=random).to(DEVICE, torch.bfloat16)
     together = kernels.products(x, weight.part(slice(None)))
@@ -103,7 +103,7 @@ def test_all_numbers_of_a_byte(bits: int) -> None:
 
 
 def test_what_is_not_finite_stays_in_its_row() -> None:
-    weight = weight_of(20, 96, 4)
+    weight = weight_of(20, 96, "int4")
     for dtype, rows in ((torch.float32, 2), (torch.bfloat16, 4)):
         x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
         before = kernels.products(x, weight.part(slice(None)))
@@ -116,7 +116,7 @@ def test_what_is_not_finite_stays_in_its_row() -> None:
 @pytest.mark.parametrize("rows", [1, 4])
 def test_activations_may_begin_anywhere(rows: int) -> None:
     """Rows of a view that begin at odd places in memory."""
-    weight = weight_of(20, 96, 4)
+    weight = weight_of(20, 96, "int4")
     random = torch.Generator().manual_seed(1)
     x = torch.randn(rows, 99, generator=random).to(DEVICE, torch.bfloat16)[:, 1:97]
     y = kernels.products(x, weight.part(slice(None)))
@@ -125,7 +125,7 @@ def test_activations_may_begin_anywhere(rows: int) -> None:
 
 
 def test_gradients_take_the_other_way() -> None:
-    weight = weight_of(20, 96, 8)
+    weight = weight_of(20, 96, "int8")
     x = torch.randn(3, 96, device=DEVICE, requires_grad=True)
     weight.linear(x).sum().backward()
     assert_close("gradient", x.grad, weight.dequantize().sum(dim=0).expand(3, -1), 1e-5)

@@ -29,6 +29,7 @@ from infinipot.model.quantizer import quantise_model
 from infinipot.model.rounding import GROUP
 
 KINDS = ("int8", "int4")
+FORMS = ("int8", "int4", "q4_k")
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +61,18 @@ def rounds() -> bool:
     return native.library() is not None and native.takes_many()
 
 
-@pytest.mark.parametrize("width", [64, 50, 1100])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(
+    ("form", "width"),
+    [*((form, width) for form in KINDS for width in (64, 50, 1100)), ("q4_k", 256), ("q4_k", 1280)],
+)
 def test_products_are_those_of_the_weights(
-    way: str, bits: int, width: int, monkeypatch: pytest.MonkeyPatch
+    way: str, form: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For few rows and for many, for all outputs and for some, with blocks that end within them."""
     torch.manual_seed(0)
     monkeypatch.setattr(groups, "LEAST_ROWS", 16)
     monkeypatch.setattr(groups, "BLOCK", {"cpu": 1})
-    weight = GroupedWeight.of(torch.randn(70, width), bits)
+    weight = GroupedWeight.of(torch.randn(70, width), form)
     plain = weight.dequantize()
     bias = torch.randn(70)
     allowed = 5e-5 if way == "compiled" and rounds() else 1e-6
@@ -80,14 +83,14 @@ def test_products_are_those_of_the_weights(
     assert torch.equal(weight.lookup(torch.tensor([[3, 69]])), plain[[3, 69]][None])
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_row_is_the_same_beside_others(bits: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_is_the_same_beside_others(form: str) -> None:
     """Bit for bit, in products of 1 to 300 rows; and on any number of threads."""
     if not rounds():
         pytest.skip("needs a C compiler and AVX2")
     torch.manual_seed(0)
-    weight = GroupedWeight.of(torch.randn(45, 640), bits)
-    x = torch.randn(300, 640)
+    weight = GroupedWeight.of(torch.randn(45, 768), form)
+    x = torch.randn(300, 768)
     x[1] *= 1e6
     together = weight.linear(x)
     for rows in (1, 2, 3, 4, 9, 257):
@@ -102,16 +105,16 @@ def test_a_row_is_the_same_beside_others(bits: int) -> None:
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_weight_is_rounded_in_parts_by_several_threads(bits: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_is_rounded_in_parts_by_several_threads(form: str, monkeypatch: Any) -> None:
     """Bit for bit as in one piece, and all threads of torch are there afterwards."""
     monkeypatch.setitem(rounding.AT_ONCE, "cpu", 640)
-    plain = torch.randn(45, 64)
-    whole = rounding.quantise(plain, bits)
+    plain = torch.randn(45, 256)
+    whole = rounding.quantise(plain, form)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        weight = GroupedWeight.of(plain, bits)
+        weight = GroupedWeight.of(plain, form)
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.get_num_threads).result() == torch.get_num_threads() == 3
     finally:
@@ -127,13 +130,13 @@ def test_a_failure_in_a_part_is_raised(monkeypatch: Any) -> None:
         raise OSError(f"row {rows.start}")
 
     with pytest.raises(OSError, match="row 0"):
-        GroupedWeight.by_rows((9, 64), 8, torch.device("cpu"), fails)
+        GroupedWeight.by_rows((9, 64), "int8", torch.device("cpu"), fails)
 
 
 def test_a_large_activation_disturbs_its_own_group_only() -> None:
     """Rounding errors are at most 1 / 65,534 of the largest activation of the group, times the weights."""
     torch.manual_seed(0)
-    weight = GroupedWeight.of(torch.randn(20, 96), 8)
+    weight = GroupedWeight.of(torch.randn(20, 96), "int8")
     plain = weight.dequantize().double()
     x = torch.randn(5, 96)
     x[:, 40] = 3e4
@@ -149,10 +152,10 @@ def test_a_large_activation_disturbs_its_own_group_only() -> None:
 def test_numbers_that_are_not_finite_or_very_small(way: str) -> None:
     """What is not finite stays so, in its own row only. Zeros and tiny numbers give next to nothing."""
     torch.manual_seed(0)
-    for bits in (8, 4):
-        weight = GroupedWeight.of(torch.randn(20, 96) + 0.1, bits)
+    for form in FORMS:
+        weight = GroupedWeight.of(torch.randn(20, 256) + 0.1, form)
         for rows in (1, 2, 6):
-            x = torch.randn(rows, 96)
+            x = torch.randn(rows, 256)
             alone = weight.linear(x)
             for value in (torch.inf, -torch.inf, torch.nan):
                 x[0, 50] = value
@@ -160,22 +163,24 @@ def test_numbers_that_are_not_finite_or_very_small(way: str) -> None:
                 assert not y[0].isfinite().any()
                 assert torch.equal(y[1:], alone[1:])
             for value in (0.0, 1e-38, 1e-44):
-                y = weight.linear(torch.full((rows, 96), value))
+                y = weight.linear(torch.full((rows, 256), value))
                 assert float(y.abs().max()) < 1e-28
 
 
-@pytest.mark.parametrize(("bits", "allowed"), [(8, 0.006), (4, 0.08)])
-def test_rounding_errors_are_those_of_the_bits(bits: int, allowed: float) -> None:
-    """Of normal numbers; a number that is far from the others disturbs its own group only."""
+@pytest.mark.parametrize(("form", "allowed"), [("int8", 0.006), ("int4", 0.08), ("q4_k", 0.08)])
+def test_rounding_errors_are_those_of_the_bits(form: str, allowed: float) -> None:
+    """Of normal numbers; a number that is far from the others disturbs its own group only, and in
+    q4_k its block."""
     torch.manual_seed(0)
-    plain = torch.randn(64, 4 * GROUP)
+    plain = torch.randn(64, 16 * GROUP)
     plain[5, 40] = 100.0
-    error = GroupedWeight.of(plain, bits).dequantize() - plain
+    error = GroupedWeight.of(plain, form).dequantize() - plain
     assert float(error[6:].norm() / plain[6:].norm()) < allowed
-    assert float(error[5, :GROUP].norm() / plain[5, :GROUP].norm()) < 1.5 * allowed
-    constant = torch.full((2, GROUP), 0.25)
-    assert_close("constant", GroupedWeight.of(constant, bits).dequantize(), constant, 0.005)
-    assert not GroupedWeight.of(torch.zeros(2, GROUP), bits).dequantize().any()
+    other = slice(GROUP) if form in KINDS else slice(8 * GROUP, None)
+    assert float(error[5, other].norm() / plain[5, other].norm()) < 1.5 * allowed
+    constant = torch.full((2, 8 * GROUP), 0.25)
+    assert_close("constant", GroupedWeight.of(constant, form).dequantize(), constant, 0.005)
+    assert not GroupedWeight.of(torch.zeros(2, 8 * GROUP), form).dequantize().any()
 
 
 def test_without_a_compiler_the_user_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,14 +306,27 @@ RANDOM = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"),
-    [(TYPES.Q8_0, 8), (TYPES.Q5_0, 8), (TYPES.Q4_0, 4), (TYPES.Q4_1, 4)],
+    ("kind", "form"),
+    [(TYPES.Q8_0, "int8"), (TYPES.Q5_0, "int8"), (TYPES.Q4_0, "int4"), (TYPES.Q4_1, "int4")],
     ids=str,
 )
-def test_blocks_of_a_gguf_file_stay_value_for_value(kind: Any, bits: int) -> None:
+def test_blocks_of_a_gguf_file_stay_value_for_value(kind: Any, form: str) -> None:
     content = gguf.quantize(RANDOM.standard_normal((6, 96), dtype=np.float32), kind)
-    weight = GroupedWeight(gguf_groups.converted(content, kind, bits, torch.device("cpu")), 96)
+    weight = GroupedWeight(gguf_groups.converted(content, kind, form, torch.device("cpu")), 96)
     assert np.array_equal(weight.dequantize().numpy(), gguf.dequantize(content, kind))
+
+
+def test_blocks_of_q4_k_stay_value_for_value() -> None:
+    """Of all bits that a block may have; only a GPU rounds their scales to float16."""
+    content = random_blocks(TYPES.Q4_K, 40, 3)
+    groups = gguf_groups.converted(content, TYPES.Q4_K, "q4_k", torch.device("cpu"))
+    plain = torch.from_numpy(gguf.dequantize(content, TYPES.Q4_K))
+    weight = GroupedWeight(groups, 768)
+    assert weight.nbytes == content.nbytes
+    assert_close("in blocks", weight.dequantize(), plain, 1e-7)
+    weight.scale, weight.low = rounding.without_blocks(groups)[1:]
+    assert weight.form == "int4"
+    assert_close("as on a GPU", weight.dequantize(), plain, 5e-4)
 
 
 def random_blocks(kind: Any, rows: int, blocks: int) -> np.ndarray:
@@ -323,24 +341,24 @@ def random_blocks(kind: Any, rows: int, blocks: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits", "allowed"),
+    ("kind", "form", "allowed"),
     [
-        (TYPES.Q4_K, 4, 5e-4),
-        (TYPES.Q5_K, 8, 0.006),
-        (TYPES.Q6_K, 8, 0.008),
-        (TYPES.Q3_K, 8, 0.008),
-        (TYPES.Q2_K, 8, 0.008),
-        (TYPES.Q6_K, 4, 0.12),
+        (TYPES.Q5_K, "int8", 0.006),
+        (TYPES.Q6_K, "int8", 0.008),
+        (TYPES.Q3_K, "int8", 0.008),
+        (TYPES.Q2_K, "int8", 0.008),
+        (TYPES.Q6_K, "int4", 0.12),
+        (TYPES.Q6_K, "q4_k", 0.12),
     ],
     ids=str,
 )
 def test_k_quants_are_rounded_as_little_as_the_bits_allow(
-    kind: Any, bits: int, allowed: float
+    kind: Any, form: str, allowed: float
 ) -> None:
     content = random_blocks(kind, 6, 2)
     plain = gguf.dequantize(content, kind)
     got = (
-        GroupedWeight(gguf_groups.converted(content, kind, bits, torch.device("cpu")), 512)
+        GroupedWeight(gguf_groups.converted(content, kind, form, torch.device("cpu")), 512)
         .dequantize()
         .numpy()
     )
