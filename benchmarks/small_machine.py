@@ -1,5 +1,5 @@
-"""One core and a hard limit on memory: a long text is read in a pot, and stock transformers dies at
-some length.
+"""One core, or a few, and a hard limit on memory: a long text is read in a pot, and stock transformers
+dies at some length.
 
     python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512]
     [--distill-to 256] [--chunk-tokens 128]
@@ -51,26 +51,33 @@ with torch.no_grad():
 
 THRIFT = {
     "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": "1048576",
-    "MALLOC_MMAP_THRESHOLD_": "1048576",
+    "MALLOC_TRIM_THRESHOLD_": str(8 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
 }
-"""What glibc is told, for the pot and for stock alike: to give back all but a MiB of what is free."""
+"""What glibc is told, for the pot and for stock alike: to give back all but a few MiB of what is free.
+With less, reading waits for memory to be given back and taken again."""
 STACK = 1 << 20
 """Bytes of each thread's stack, which are reserved and so counted; 8 MiB otherwise."""
 
 
-def confine(megabytes: int) -> None:
-    """Limits of a child process, set in it before it starts: its memory, and the core it runs on."""
+def confine(megabytes: int, cores: int) -> None:
+    """Limits of a child process, set in it before it starts: its memory, and the cores it runs on."""
     resource.setrlimit(resource.RLIMIT_DATA, (megabytes << 20, megabytes << 20))
     resource.setrlimit(resource.RLIMIT_STACK, (STACK, resource.getrlimit(resource.RLIMIT_STACK)[1]))
     if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
-def confined(command: list[str], limit: int, **streams: Any) -> subprocess.Popen[str]:
-    single = {**os.environ, **THRIFT, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+def confined(
+    command: list[str], limit: int, cores: int = 1, **streams: Any
+) -> subprocess.Popen[str]:
+    threads = {"OMP_NUM_THREADS": str(cores), "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(
-        command, text=True, env=single, preexec_fn=lambda: confine(limit), **streams
+        command,
+        text=True,
+        env={**os.environ, **THRIFT, **threads},
+        preexec_fn=lambda: confine(limit, cores),
+        **streams,
     )
 
 
@@ -93,12 +100,14 @@ def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     for name in ("pot_size", "distill_to", "chunk_tokens"):
         command += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
     kind = ["--dtype", args.dtype]
-    if args.weights:
-        kind += ["--weights", args.weights]
+    for name in ("weights", "pot_dtype"):
+        if getattr(args, name):
+            kind += [f"--{name.replace('_', '-')}", getattr(args, name)]
     started = time.perf_counter()
     child = confined(
         [*command, *kind, "--device", "cpu"],
         args.limit,
+        args.cores,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -211,6 +220,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "--dtype", default="bfloat16", help="of the pot; float32 with --weights only"
     )
+    parser.add_argument("--pot-dtype", help="int8: entries in eight bits; with --weights only")
+    parser.add_argument("--cores", type=int, default=1, help="more than one with --weights only")
     parser.add_argument("--limit", type=int, default=700, help="MiB")
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--pot-size", type=int, default=512)
@@ -221,12 +232,12 @@ if __name__ == "__main__":
         name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")
     }
     if args.weights:
-        kind = {"weights": args.weights, "dtype": args.dtype}
-        result = {"model": Path(args.model).name, **kind, "cores_used": 1, **sizes}
+        kind = {"weights": args.weights, "dtype": args.dtype, "pot_dtype": args.pot_dtype}
+        result = {"model": Path(args.model).name, **kind, "cores_used": args.cores, **sizes}
         keep("small_machine_weights", {**result, "pot": in_a_pot(Path(args.model), args)})
         sys.exit()
-    if args.dtype != "bfloat16":
-        parser.error("stock is measured in bfloat16: --dtype needs --weights")
+    if args.dtype != "bfloat16" or args.pot_dtype or args.cores != 1:
+        parser.error("stock is measured in bfloat16 on one core: other kinds need --weights")
     with tempfile.TemporaryDirectory() as folder:
         model = Path(args.model)
         if not model.is_dir():

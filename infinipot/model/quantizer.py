@@ -65,9 +65,9 @@ def kind_of(weights: str) -> str:
 
 
 def form_of(model: PreTrainedModel, module: nn.Module, weights: str) -> str:
-    """The form of a module's weight. Embeddings and the output layer have eight bits: a model is most
-    sensitive there."""
-    if isinstance(module, nn.Embedding) or module is model.get_output_embeddings():
+    """The form of a module's weight. An embedding has eight bits, with the output layer that is tied
+    to it: a model is most sensitive there, and looking up a few rows costs nothing."""
+    if isinstance(module, nn.Embedding):
         return "int8"
     return form_for(weights, module.weight.shape[1])  # type: ignore[union-attr,index,arg-type]
 
