@@ -2,7 +2,7 @@
 dies at some length.
 
     python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512]
-    [--distill-to 256] [--chunk-tokens 128]
+    [--distill-to 256] [--chunk-tokens 256] [--kept 8]
     python benchmarks/small_machine.py --model MODEL.gguf --weights int8 [--limit 4000] ...
 
 The limit is `ulimit -d` (RLIMIT_DATA), which Linux enforces on any user: memory that belongs to the
@@ -49,13 +49,6 @@ with torch.no_grad():
 """
 
 
-THRIFT = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_TRIM_THRESHOLD_": str(8 << 20),
-    "MALLOC_MMAP_THRESHOLD_": str(2 << 20),
-}
-"""What glibc is told, for the pot and for stock alike: to give back all but a few MiB of what is free.
-With less, reading waits for memory to be given back and taken again."""
 STACK = 1 << 20
 """Bytes of each thread's stack, which are reserved and so counted; 8 MiB otherwise."""
 
@@ -68,15 +61,19 @@ def confine(megabytes: int, cores: int) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
-def confined(
-    command: list[str], limit: int, cores: int = 1, **streams: Any
-) -> subprocess.Popen[str]:
-    threads = {"OMP_NUM_THREADS": str(cores), "TOKENIZERS_PARALLELISM": "false"}
+def confined(command: list[str], args: argparse.Namespace, **streams: Any) -> subprocess.Popen[str]:
+    """A process within the limits. glibc is told how much of what is free it may keep."""
+    thrift = {
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_TRIM_THRESHOLD_": str(args.kept << 20),
+        "MALLOC_MMAP_THRESHOLD_": str(args.kept << 20),
+    }
+    threads = {"OMP_NUM_THREADS": str(args.cores), "TOKENIZERS_PARALLELISM": "false"}
     return subprocess.Popen(
         command,
         text=True,
-        env={**os.environ, **THRIFT, **threads},
-        preexec_fn=lambda: confine(limit, cores),
+        env={**os.environ, **thrift, **threads},
+        preexec_fn=lambda: confine(args.limit, args.cores),
         **streams,
     )
 
@@ -106,8 +103,7 @@ def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     started = time.perf_counter()
     child = confined(
         [*command, *kind, "--device", "cpu"],
-        args.limit,
-        args.cores,
+        args,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -144,10 +140,10 @@ def in_a_pot(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def stock_reads(model: Path, tokens: int, limit: int) -> bool:
+def stock_reads(model: Path, tokens: int, args: argparse.Namespace) -> bool:
     """Whether stock transformers reads so many tokens, and answers, within the limit."""
     command = [sys.executable, "-c", STOCK, str(model), str(tokens), str(ANSWER)]
-    child = confined(command, limit, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    child = confined(command, args, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     _, problem = child.communicate()
     if child.returncode:
         if problem.strip():
@@ -166,21 +162,21 @@ def stock_reads(model: Path, tokens: int, limit: int) -> bool:
     return not child.returncode
 
 
-def death(model: Path, limit: int, most: int) -> tuple[int, int]:
+def death(model: Path, args: argparse.Namespace, most: int) -> tuple[int, int]:
     """The longest text that stock read and the shortest at which it died, STEP apart. Doubles the
     length first."""
     alive = 0
     length = STEP
-    while stock_reads(model, length, limit):
+    while stock_reads(model, length, args):
         alive = length
         length = 2 * length
         if length > most:
             raise SystemExit(
-                f"stock reads {alive:,} tokens within {limit} MiB: choose a smaller --limit"
+                f"stock reads {alive:,} tokens within {args.limit} MiB: choose a smaller --limit"
             )
     while length - alive > STEP:
         middle = (alive + length) // 2 // STEP * STEP
-        if stock_reads(model, middle, limit):
+        if stock_reads(model, middle, args):
             alive = middle
             length = length
         else:
@@ -223,13 +219,20 @@ if __name__ == "__main__":
     parser.add_argument("--pot-dtype", help="int8: entries in eight bits; with --weights only")
     parser.add_argument("--cores", type=int, default=1, help="more than one with --weights only")
     parser.add_argument("--limit", type=int, default=700, help="MiB")
+    parser.add_argument(
+        "--kept",
+        type=int,
+        default=8,
+        help="MiB that the C library keeps of what is free; less is slower",
+    )
     parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--pot-size", type=int, default=512)
     parser.add_argument("--distill-to", type=int, default=256)
-    parser.add_argument("--chunk-tokens", type=int, default=128)
+    parser.add_argument("--chunk-tokens", type=int, default=256)
     args = parser.parse_args()
     sizes = {
-        name: getattr(args, name) for name in ("limit", "pot_size", "distill_to", "chunk_tokens")
+        name: getattr(args, name)
+        for name in ("limit", "kept", "pot_size", "distill_to", "chunk_tokens")
     }
     if args.weights:
         kind = {"weights": args.weights, "dtype": args.dtype, "pot_dtype": args.pot_dtype}
@@ -245,7 +248,7 @@ if __name__ == "__main__":
             subprocess.run(
                 [sys.executable, "-c", UNPACK, args.model, folder], check=True, capture_output=True
             )
-        lived, died = death(model, args.limit, max(args.tokens, 1 << 17))
+        lived, died = death(model, args, max(args.tokens, 1 << 17))
         pot = in_a_pot(model, args)
     show(pot, args.pot_size, lived, died)
     stock = {"reads": lived, "dies": died}

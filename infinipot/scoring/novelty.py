@@ -16,8 +16,8 @@ Blocks of columns, not of rows, read the head's weights only once per chunk. Blo
 CPU: the C library keeps freed memory of about one block, and large blocks would make the peak
 memory of a long run vary.
 """
-LOGITS_AT_ONCE = {"cpu": 1 << 21, "mps": 1 << 21, "cuda": 1 << 26}
-"""Most logits in memory at a time, by kind of device: 8 MiB in float32, 128 MiB in half precision. A
+LOGITS_AT_ONCE = {"cpu": 1 << 20, "mps": 1 << 20, "cuda": 1 << 26}
+"""Most logits in memory at a time, by kind of device: 4 MiB in float32, 128 MiB in half precision. A
 text times the vocabulary is larger."""
 OTHER_LOGITS_AT_ONCE = 1 << 24
 
