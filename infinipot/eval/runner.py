@@ -19,7 +19,7 @@ from infinipot.checks import EMBEDDED, known
 from infinipot.engine.reader import NoRoom
 from infinipot.eval.results import Record, Results
 from infinipot.machine import out_of_memory
-from infinipot.model.load import best_device, best_dtype, load
+from infinipot.model.load import best_device, best_dtype, kept_weights, load
 from infinipot.model.quantizer import WEIGHTS
 from infinipot.model.runner import ModelRunner
 from infinipot.option_types import DtypeName
@@ -52,7 +52,8 @@ class Model:
 
     @property
     def precision(self) -> str:
-        dtype = best_dtype(self.dtype, best_device(self.device), self.weights)
+        weights = self.weights or kept_weights(self.name)
+        dtype = best_dtype(self.dtype, best_device(self.device), weights)
         precision = str(dtype).removeprefix("torch.")
         if self.weights is None:
             return precision

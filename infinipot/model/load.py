@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import time
 import warnings
 from pathlib import Path
@@ -18,7 +19,7 @@ from infinipot.checks import EMBEDDED, ModelWarning, check_model_name, known, wh
 from infinipot.model.folder import check_file, gguf_of
 from infinipot.model.gguf import gguf_tokenizer, load_gguf
 from infinipot.model.pretrained import check_numbers, load_pretrained, pretrained_tokenizer
-from infinipot.model.quantizer import WEIGHTS
+from infinipot.model.quantizer import METHOD, WEIGHTS
 from infinipot.model.rounding import CPU
 from infinipot.model.several import check_several, load_shared_out, load_spread
 
@@ -85,6 +86,16 @@ def best_dtype(
     return {"cuda": torch.bfloat16, "mps": torch.float16}.get(device.type, torch.float32)
 
 
+def kept_weights(model: str) -> str | None:
+    """int8 or int4, if `model` is a folder whose weights are in groups already; else None."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text("utf-8"))
+        stored = config["quantization_config"]
+        return stored.get("weights") if stored.get("quant_method") == METHOD else None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # `load_pretrained` says what is wrong
+
+
 @functools.cache
 def fast_bfloat16() -> bool:
     """Whether this processor has instructions for bfloat16, and multiplies faster with them. Says so
@@ -143,7 +154,7 @@ def load(
     """
     compat.check_version()
     place = best_device(device)
-    precision = best_dtype(dtype, place, weights)
+    precision = best_dtype(dtype, place, weights or kept_weights(model))
     if weights is not None:
         known("weights", weights, WEIGHTS)
     source = found(model)

@@ -21,6 +21,7 @@ from tiny import make_tiny
 from infinipot import PotConfig, Session, load
 from infinipot.checks import ModelWarning
 from infinipot.engine.distill import score_novelty
+from infinipot.eval import runner
 from infinipot.kernels import native
 from infinipot.model import convert, gguf_groups, groups, rounding
 from infinipot.model import load as loading
@@ -200,7 +201,17 @@ def test_without_a_compiler_the_user_is_told_once(monkeypatch: pytest.MonkeyPatc
 )
 def test_what_fits_is_read_as_stock(name: str, kind: str) -> None:
     """Exact against the stock model with the same weights, read at once, in chunks and token by token, novelty included."""
-    model = FAMILIES[name].build()
+    check_what_fits(FAMILIES[name].build(), kind)
+
+
+def test_what_fits_is_read_as_stock_in_blocks() -> None:
+    """The same with rows that are wide enough for q4_k."""
+    model = make_tiny("qwen3", hidden=256)
+    check_what_fits(model, "int4")
+    assert {one.form for one in weights_in_groups(model).values()} == {"int8", "q4_k"}
+
+
+def check_what_fits(model: Any, kind: str) -> None:
     quantise_model(model, kind)
     ids = random_ids(60)
     logits = model(torch.tensor([ids])).logits
@@ -429,6 +440,58 @@ def test_a_copy_is_the_same_again(tmp_path: Path, kind: str) -> None:
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["copy", "plain"]
 
 
+def test_a_copy_keeps_blocks(tmp_path: Path) -> None:
+    """Weights in q4_k are the same again."""
+    save_tiny(tmp_path / "plain")
+    _, tokenizer = load(str(tmp_path / "plain"))
+    plain = make_tiny("qwen3", hidden=256, vocab=len(tokenizer))
+    quantise_model(plain, "int4")
+    convert.save(plain, tokenizer, tmp_path / "copy")
+    model, _ = load(str(tmp_path / "copy"), dtype="float32")
+    ids = torch.tensor([random_ids(40)])
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+    assert model.lm_head.weight.form == "q4_k"
+
+
+def test_forms_that_a_config_names(tmp_path: Path) -> None:
+    """Bits stand for the two plain forms, as in older copies; what does not fit a weight is refused."""
+    save_tiny(tmp_path / "plain")
+    plain, tokenizer = load(str(tmp_path / "plain"), dtype="float32", weights="int4")
+    convert.save(plain, tokenizer, tmp_path / "copy")
+    place = tmp_path / "copy" / "config.json"
+    config = json.loads(place.read_text())
+    forms = config["quantization_config"]["modules"]
+    assert set(forms.values()) == {"int8", "int4"}
+    ids = torch.tensor([random_ids(40)])
+
+    def loaded(modules: dict[str, Any]) -> Any:
+        config["quantization_config"]["modules"] = modules
+        place.write_text(json.dumps(config))
+        return load(str(tmp_path / "copy"), dtype="float32")[0]
+
+    older = loaded({name: int(form[3:]) for name, form in forms.items()})
+    assert torch.equal(older(ids).logits, plain(ids).logits)
+    with pytest.raises(ValueError, match=r"as q4_k, whose rows have 64 weights"):
+        loaded({**forms, "model.layers.0.mlp.up_proj": "q4_k"})
+    with pytest.raises(ValueError, match=r"int5.*known are groups of 32 and int8, int4, q4_k"):
+        loaded({**forms, "model.layers.0.mlp.up_proj": "int5"})
+
+
+def test_what_is_not_finite_is_found_in_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "SUMMED", 7)
+    numbers = torch.ones(5, 6, dtype=torch.float16)
+    assert groups.finite(numbers) and groups.finite(numbers[:0])
+    for place, value in ((0, torch.nan), (13, torch.inf), (29, -torch.inf)):
+        damaged = numbers.clone()
+        damaged.view(-1)[place] = value
+        assert not groups.finite(damaged)
+    weight = GroupedWeight.of(torch.randn(9, 512), "q4_k")
+    assert weight.finite()
+    weight.scale[8, 1, 1] = 0x7C  # the upper byte of an infinite float16
+    weight.scale[8, 1, 0] = 0
+    assert not weight.finite()
+
+
 def test_large_models_are_saved_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "SHARD_BYTES", 20_000)
     save_tiny(tmp_path / "plain")
@@ -473,3 +536,18 @@ def test_the_type_for_a_cpu(
             assert loading.best_dtype("auto", torch.device(device), "int8") is own
     finally:
         loading.fast_bfloat16.cache_clear()
+
+
+def test_a_copy_in_groups_has_the_type_of_its_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float32 as with `weights`, where plain weights take bfloat16."""
+    monkeypatch.setattr(loading, "fast_bfloat16", lambda: True)
+    save_tiny(tmp_path / "plain")
+    plain, _ = load(str(tmp_path / "plain"))
+    assert plain.dtype is torch.bfloat16
+    convert.save(*load(str(tmp_path / "plain"), weights="int4"), tmp_path / "copy")
+    assert load(str(tmp_path / "copy"))[0].dtype is torch.float32
+    assert runner.Model(str(tmp_path / "copy")).precision == "float32"
+    assert runner.Model(str(tmp_path / "plain")).precision == "bfloat16"
+    assert load(str(tmp_path / "copy"), dtype="bfloat16")[0].dtype is torch.bfloat16

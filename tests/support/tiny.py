@@ -19,14 +19,15 @@ def make_tiny(
     vocab: int = 97,
     seed: int = 0,
     tied: bool = False,
+    hidden: int = HIDDEN,
 ) -> Any:
     """A float32 causal LM in eval mode; its heads attend to different tokens. The global RNG stays as it was."""
     import transformers as tf
 
     name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[family]
     options: dict[str, Any] = dict(
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -38,7 +39,7 @@ def make_tiny(
         pad_token_id=None,
     )
     if family == "qwen3":
-        options["head_dim"] = HIDDEN // heads  # its default, 128, is not derived from the others
+        options["head_dim"] = hidden // heads  # its default, 128, is not derived from the others
     if family == "mistral":
         options["sliding_window"] = None
     with torch.random.fork_rng(devices=[]):
