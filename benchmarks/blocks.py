@@ -784,6 +784,11 @@ def gpu_eight_bit_pots() -> list[str]:
 
 
 @block
+def serving_weights() -> list[str]:
+    return serving_table("serving_weights")
+
+
+@block
 def quality_in_groups() -> list[str]:
     """Perplexity and LongBench of one model with weights of three kinds, and the changes."""
     kinds = ("bfloat16", "int8", "int4")
@@ -838,10 +843,10 @@ def gpu_products() -> list[str]:
     for shape in PRODUCTS:
         cells = [
             " / ".join(filter(None, (product(shape, count, what) for what in WAYS)))
-            for count in (1, 8, 64, 1024)
+            for count in (1, 8, 16, 32, 64, 1024)
         ]
         rows.append([shape, *cells])
-    return table(("weight", "1 row", "8 rows", "64 rows", "1,024 rows"), rows)
+    return table(("weight", "1 row", *(f"{n:,} rows" for n in (8, 16, 32, 64, 1024))), rows)
 
 
 WAYS = ("kernel", "unpacked", "bfloat16")
@@ -882,8 +887,12 @@ def speed_small_shape() -> list[str]:
 
 @block
 def serving() -> list[str]:
+    return serving_table("serving")
+
+
+def serving_table(name: str) -> list[str]:
     rows = []
-    for r in records("serving"):
+    for r in records(name):
         first, second = r["turns"]
         rows.append(
             [
@@ -1035,7 +1044,7 @@ def small_machine_weights() -> list[str]:
     rows = [
         [
             r["weights"],
-            r["dtype"],
+            f"{r['pot_size']:,} in {r['pot_dtype'] or r['dtype']}",
             f"{pot['tokens']:,} ({pot['distillations']} distillations)",
             f"{pot['read_tps']:.0f} tokens/s",
             f"{pot['answer_tps']:.1f} tokens/s",
@@ -1043,7 +1052,7 @@ def small_machine_weights() -> list[str]:
             f"{pot['pot_bytes'] / 1e6:.0f} MB",
         ]
         for r in records("small_machine_weights")
-        if "dtype" in r  # older ones do not say in what the pot was
+        if "pot_dtype" in r  # older ones are of other forms of the weights
         for pot in (r["pot"],)
     ]
     head = ("weights", "pot", "tokens", "reading", "answering", "peak, libraries included", "cache")
@@ -1052,7 +1061,8 @@ def small_machine_weights() -> list[str]:
 
 @block
 def beside_llamacpp() -> list[str]:
-    both = [r for x in records("beside_llamacpp")[-2:] for r in x["rows"]]
+    timed = [x for x in records("beside_llamacpp") if "rows" in x]
+    both = [r for x in timed[-2:] for r in x["rows"]]
     rows = [
         [
             f"{r['tokens']:,}",
@@ -1063,6 +1073,15 @@ def beside_llamacpp() -> list[str]:
         for r in sorted(both, key=lambda r: r["tokens"])
     ]
     return table(("tokens", "by", "reading", "answering"), rows)
+
+
+@block
+def past_window() -> list[str]:
+    last = [x for x in records("beside_llamacpp") if "past_window" in x][-1]
+    rows = [[r["who"], r["longer_text"], str(r["answered"])] for r in last["past_window"]]
+    longer = f"a text of {last['longer']} tokens"
+    answer = f"tokens of {last['asked']} that are asked for behind {last['near']}"
+    return table((f"window or pot of {last['window']}", longer, answer), rows)
 
 
 @block
