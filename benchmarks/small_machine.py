@@ -2,7 +2,7 @@
 dies at some length.
 
     python benchmarks/small_machine.py [--limit 700] [--tokens 131072] [--pot-size 512]
-    [--distill-to 256] [--chunk-tokens 256] [--kept 16]
+    [--distill-to 256] [--chunk-tokens 256] [--kept 8]
     python benchmarks/small_machine.py --model MODEL.gguf --weights int8 [--limit 4000] ...
 
 The limit is `ulimit -d` (RLIMIT_DATA), which Linux enforces on any user: memory that belongs to the
