@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -77,12 +78,16 @@ class Slots:
 
     def move(self, start: int, sources: Tensor) -> None:
         """Copy the slots at `sources` [B, K, C] to the slots from `start` on."""
+        *heads, size = self.data.shape[:3]
+        first = torch.arange(0, math.prod(heads) * size, size, device=sources.device)
+        rows = (sources + first.view(*heads, 1)).flatten()
         for buffer in self.tensors:
-            rows = sources[..., None].expand(*sources.shape, buffer.shape[-1])
             bits = buffer
             if buffer.dtype is torch.float8_e4m3fn:  # some devices cannot index eight-bit floats
                 bits = buffer.view(torch.int8)
-            bits[:, :, start : start + sources.shape[-1]] = bits.gather(2, rows)
+            # whole vectors: `gather` would copy number by number
+            kept = bits.flatten(0, 2).index_select(0, rows)
+            bits[:, :, start : start + sources.shape[-1]] = kept.view(*sources.shape, -1)
 
     def copy(self, data: Tensor | None = None) -> Slots:
         """data: a copy of the vectors, if it is there already."""

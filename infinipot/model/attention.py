@@ -232,7 +232,7 @@ def in_blocks(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor, how: dict[str, A
                 **how,
             )
         )
-    return torch.cat(outputs, dim=2)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
 def eager_of(module: nn.Module) -> Any:
