@@ -52,7 +52,7 @@ def fill_groups(
             target.copy_(values.reshape(target.shape))
             return
         module = model.get_submodule(own.removesuffix(WEIGHT))
-        form = FOUR_BITS.get(file.tensors[name].kind) or form_of(model, module, kind)
+        form = FOUR_BITS.get(file.tensors[name].kind) or form_of(module, kind)
         if stays_in_file(model, own, module, device):
             weight: GroupedWeight = left_in_file(file, name, form)
         else:

@@ -64,7 +64,7 @@ def kind_of(weights: str) -> str:
     return weights
 
 
-def form_of(model: PreTrainedModel, module: nn.Module, weights: str) -> str:
+def form_of(module: nn.Module, weights: str) -> str:
     """The form of a module's weight. An embedding has eight bits, with the output layer that is tied
     to it: a model is most sensitive there, and looking up a few rows costs nothing."""
     if isinstance(module, nn.Embedding):
@@ -118,7 +118,7 @@ class Quantise(ConversionOps):
             shapes = (full_layer_name, value.shape, module.weight.shape)
             self.hf_quantizer.mismatched.add(shapes)
             return {}
-        form = form_of(model, module, self.hf_quantizer.quantization_config.weights)
+        form = form_of(module, self.hf_quantizer.quantization_config.weights)
         device = self.hf_quantizer.quantization_config.rounded_on
         if isinstance(value, StoredTensor) and stays_in_file(
             model, full_layer_name, module, device
@@ -256,7 +256,7 @@ def quantise_model(
             owners.setdefault(module.weight, []).append(module)
     while owners:
         plain, modules = owners.popitem()
-        form = max((form_of(model, module, weights) for module in modules), key=BITS.__getitem__)
+        form = max((form_of(module, weights) for module in modules), key=BITS.__getitem__)
         weight = make(plain.detach(), form)
         for module in modules:
             attach(module, weight)

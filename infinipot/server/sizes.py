@@ -96,7 +96,7 @@ def weight_bytes(
             seen.add(parameter)
             for kind in total:
                 grouped = kind.startswith("int") and parameter.dim() == 2 and can_hold(module)
-                form = form_of(model, module, kind) if grouped else ""
+                form = form_of(module, kind) if grouped else ""
                 total[kind] += grouped_bytes(parameter, form, device) if form else parameter.nbytes
     return total
 
