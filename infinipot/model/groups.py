@@ -19,6 +19,7 @@ from infinipot.model.rounding import (
     HEADER,
     Groups,
     by_rows,
+    factors_of,
     quantise,
     scales_of,
     without_blocks,
@@ -147,10 +148,7 @@ class GroupedWeight(nn.Module):
 
     def finite(self) -> bool:
         """Whether no scale and no least value is NaN or infinity."""
-        scales = self.scale
-        if self.form == "q4_k":
-            scales = scales[..., :4].contiguous().view(torch.float16)
-        return all(finite(x) for x in (scales, self.low) if x is not None)
+        return all(finite(x) for x in factors_of(self.part(slice(None))))
 
     def into_memory(self) -> None:
         """Read what is still in a file (`in_file.WeightInFile`): nothing of this weight."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from infinipot.model.groups import GroupedWeight
-from infinipot.model.rounding import CPU, Groups, slices
+from infinipot.model.groups import GroupedWeight, finite
+from infinipot.model.rounding import CPU, Groups, factors_of, slices
 
 LEAST_WEIGHTS = 1 << 26
 """Smaller embeddings are read whole: they take little memory, and looking up a token takes a larger
@@ -91,8 +91,8 @@ class WeightInFile(GroupedWeight):
         return content.reshape(count, self.place.width)
 
     def finite(self) -> bool:
-        parts = (self.part(rows)[1:] for rows in slices(*self._shape, CPU))
-        return all(bool(x.isfinite().all()) for part in parts for x in part if x is not None)
+        parts = (self.part(rows) for rows in slices(*self._shape, CPU))
+        return all(finite(x) for part in parts for x in factors_of(part))
 
     def into_memory(self) -> None:
         whole = GroupedWeight.by_rows(self._shape, self._form, CPU, self.part)

@@ -135,9 +135,15 @@ def in_blocks(scale: Tensor, low: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1)
 
 
+def factors_of_blocks(header: Tensor) -> Tensor:
+    """Headers of blocks, uint8 [N, B, 16] -> what their scales and their least values are multiplied by:
+    float16 [N, B, 2]."""
+    return header[..., :4].contiguous().view(torch.float16)
+
+
 def scales_of_blocks(header: Tensor) -> tuple[Tensor, Tensor]:
     """Headers of blocks, uint8 [N, B, 16] -> scales and least values, float32 [N, 8 B]."""
-    factors = header[..., :4].contiguous().view(torch.float16).float()
+    factors = factors_of_blocks(header).float()
     first, second, third = header[..., 4:].split(BLOCK_GROUPS // 2, dim=-1)
     own = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
     least = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=-1)
@@ -151,6 +157,14 @@ def scales_of(groups: Groups) -> tuple[Tensor, Tensor | None]:
     if scale.dtype == torch.uint8:
         return scales_of_blocks(scale)
     return scale.float(), None if low is None else low.float()
+
+
+def factors_of(groups: Groups) -> list[Tensor]:
+    """The float16 numbers of rows: scales and least values, or the factors of blocks."""
+    _, scale, low = groups
+    if scale.dtype == torch.uint8:
+        return [factors_of_blocks(scale)]
+    return [scale] if low is None else [scale, low]
 
 
 def without_blocks(groups: Groups) -> Groups:

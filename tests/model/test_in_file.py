@@ -131,20 +131,31 @@ def test_what_an_output_layer_shares_is_in_memory(
     assert type(embedding(model)) is GroupedWeight and embedding(model) is model.lm_head.weight
 
 
-@pytest.mark.parametrize("fault", ["nan", "short"])
-def test_a_damaged_file(fault: str, tmp_path: Path) -> None:
-    """A row of Q8_0 has a scale and 32 numbers."""
-    rows = gguf.quantize(np.ones((8, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
-    rows[5].view(np.float16)[0] = np.nan if fault == "nan" else 1
-    path = tmp_path / "rows"
+def rows_in_file(
+    path: Path, kind: gguf.GGMLQuantizationType, form: str, value: float
+) -> WeightInFile:
+    """Eight rows of one block each, behind four bytes. Row 5 has `value` as its scale."""
+    width, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = np.zeros((8, size), np.uint8)
+    rows[5, :2].view(np.float16)[0] = value
     path.write_bytes(b"head" + rows.tobytes())
-    weight = WeightInFile(Place(path, 4, 34), (8, 32), 8, gguf_groups.q8_0)
-    assert weight.finite() is (fault != "nan")
-    if fault == "short":
-        os.truncate(path, 4 + 7 * 34 + 3)
-        assert weight.lookup(torch.tensor([6])).shape == (1, 32)
-        with pytest.raises(OSError, match="rows became shorter"):
-            weight.lookup(torch.tensor([7]))
+    return WeightInFile(Place(path, 4, size), (8, width), form, gguf_groups.KEPT[kind, form])
+
+
+@pytest.mark.parametrize(("kind", "form"), gguf_groups.KEPT)
+@pytest.mark.parametrize("value", [1, np.nan, np.inf])
+def test_a_scale_that_is_no_number_is_found(
+    kind: gguf.GGMLQuantizationType, form: str, value: float, tmp_path: Path
+) -> None:
+    assert rows_in_file(tmp_path / "rows", kind, form, value).finite() is (value == 1)
+
+
+def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
+    weight = rows_in_file(tmp_path / "rows", gguf.GGMLQuantizationType.Q8_0, "int8", 1)
+    os.truncate(tmp_path / "rows", 4 + 7 * 34 + 3)
+    assert weight.lookup(torch.tensor([6])).shape == (1, 32)
+    with pytest.raises(OSError, match="rows became shorter"):
+        weight.lookup(torch.tensor([7]))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
