@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
@@ -21,6 +22,14 @@ from infinipot.scoring.selection import POOLINGS, apportion
 
 LATE = frozenset({"newest", "queries", "hidden_states", "received"})
 """Needs of a policy for which layers keep attention statistics during reading."""
+CHUNK_TOKENS = {"cpu": 1024}
+"""Most tokens that one forward pass reads, by kind of device."""
+OTHER_CHUNK_TOKENS = 2048
+
+
+def chunk_tokens(config: PotConfig, device: torch.device) -> int:
+    """Most tokens that one forward pass reads."""
+    return config.chunk_tokens or CHUNK_TOKENS.get(device.type, OTHER_CHUNK_TOKENS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +108,7 @@ class Plan:
             needs=needs,
             pot_size=config.pot_size,
             distill_to=config.mean_budget,
-            chunk_tokens=config.chunk_tokens or 512,
+            chunk_tokens=config.chunk_tokens or OTHER_CHUNK_TOKENS,
             whole=whole,
             replay_tokens=replay_tokens,
             gqa=policy.gqa,

@@ -18,7 +18,7 @@ from infinipot.engine.full_pot import FullPot
 from infinipot.engine.joint import alone
 from infinipot.engine.observe import ByLayer
 from infinipot.engine.passes import Pass, Passes
-from infinipot.engine.plan import Plan, layout_of
+from infinipot.engine.plan import Plan, chunk_tokens, layout_of
 from infinipot.engine.stats import Stats
 from infinipot.engine.turns import Turns
 from infinipot.machine import on_device
@@ -45,10 +45,9 @@ class Reader(Turns):
         super().__init__()
         self.policy = config.policy
         self.tokenizer = tokenizer
-        chunk = config.chunk_tokens or (1024 if runner.device.type == "cpu" else 2048)
         self.runner = runner
         self.options = config
-        self.config = config.replace(chunk_tokens=chunk)
+        self.config = config.replace(chunk_tokens=chunk_tokens(config, runner.device))
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
         runner.check_length(self.pot.size)

@@ -15,7 +15,7 @@ from infinipot.cache.pot import Pot
 from infinipot.cache.sliding import WindowLayer
 from infinipot.config import PotConfig
 from infinipot.engine.distill import MOST_UNSCORED
-from infinipot.engine.plan import Plan, layout_of
+from infinipot.engine.plan import Plan, chunk_tokens, layout_of
 from infinipot.model.groups import block_rows, weights_in_groups
 from infinipot.model.rounding import GROUP
 from infinipot.model.runner import ModelRunner
@@ -27,8 +27,6 @@ MOST = 256
 FRACTIONS = {"cuda": 0.9}
 OTHER_FRACTION = 0.5
 """On a CPU other programs need memory, too."""
-CHUNK_TOKENS = {"cuda": 2048}
-OTHER_CHUNK_TOKENS = 1024
 SLOTS = 64
 """Slots of a trial pot. Another one has twice as many."""
 TOKENS = 2
@@ -90,7 +88,7 @@ def activation_bytes(runner: ModelRunner, config: PotConfig) -> int:
     """An estimate of what a forward pass over one chunk needs: eight vectors of the hidden size and
     three of the MLP's for each token, and one block of logits in float32, twice."""
     kind = runner.device.type
-    tokens = config.chunk_tokens or CHUNK_TOKENS.get(kind, OTHER_CHUNK_TOKENS)
+    tokens = chunk_tokens(config, runner.device)
     text: Any = runner.model.config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     elements = 8 * text.hidden_size + 3 * inner
