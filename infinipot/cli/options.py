@@ -144,7 +144,7 @@ POT = (
     option(
         "chunk_tokens",
         int,
-        "Most tokens read in one forward pass. [default: 1024, on a GPU 2048]",
+        "Most tokens read in one forward pass. [default: 1024, with --weights 512, on a GPU 2048]",
     ),
     option("system", str, "A system prompt; it is never distilled."),
     option("raw", bool, "Read and answer without the chat template.", "--raw"),

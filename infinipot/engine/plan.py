@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from infinipot.cache.attention_stats import AttentionStats
@@ -16,20 +15,27 @@ from infinipot.cache.layout import Layout
 from infinipot.catalysts import KINDS
 from infinipot.checks import LARGEST, known, whole_number
 from infinipot.config import PotConfig
+from infinipot.model.runner import ModelRunner
 from infinipot.policies import Policy
 from infinipot.policies.options import check_prompt
 from infinipot.scoring.selection import POOLINGS, apportion
 
 LATE = frozenset({"newest", "queries", "hidden_states", "received"})
 """Needs of a policy for which layers keep attention statistics during reading."""
-CHUNK_TOKENS = {"cpu": 1024}
-"""Most tokens that one forward pass reads, by kind of device."""
-OTHER_CHUNK_TOKENS = 2048
+CHUNK_TOKENS = 1024
+"""Most tokens that one forward pass reads on a CPU."""
+CHUNK_TOKENS_IN_GROUPS = 512
+"""The same with weights in groups, whose products are not faster for more."""
+GPU_CHUNK_TOKENS = 2048
 
 
-def chunk_tokens(config: PotConfig, device: torch.device) -> int:
+def chunk_tokens(config: PotConfig, runner: ModelRunner) -> int:
     """Most tokens that one forward pass reads."""
-    return config.chunk_tokens or CHUNK_TOKENS.get(device.type, OTHER_CHUNK_TOKENS)
+    if config.chunk_tokens:
+        return config.chunk_tokens
+    if runner.device.type != "cpu":
+        return GPU_CHUNK_TOKENS
+    return CHUNK_TOKENS_IN_GROUPS if runner.in_groups else CHUNK_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +114,7 @@ class Plan:
             needs=needs,
             pot_size=config.pot_size,
             distill_to=config.mean_budget,
-            chunk_tokens=config.chunk_tokens or OTHER_CHUNK_TOKENS,
+            chunk_tokens=config.chunk_tokens or CHUNK_TOKENS,
             whole=whole,
             replay_tokens=replay_tokens,
             gqa=policy.gqa,

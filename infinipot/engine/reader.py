@@ -47,7 +47,7 @@ class Reader(Turns):
         self.tokenizer = tokenizer
         self.runner = runner
         self.options = config
-        self.config = config.replace(chunk_tokens=chunk_tokens(config, runner.device))
+        self.config = config.replace(chunk_tokens=chunk_tokens(config, runner))
         self._adopt(Plan.of(self.config, runner.windows.count(None)))
         self.pot = runner.new_pot(layout_of(self.config, self.plan))
         runner.check_length(self.pot.size)

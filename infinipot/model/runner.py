@@ -20,6 +20,7 @@ from infinipot.model import fused_norms
 from infinipot.model.attention import IN_USE, at_work
 from infinipot.model.forward import BatchedForward, Observer, PotForward, positions
 from infinipot.model.fused_norms import fused
+from infinipot.model.groups import weights_in_groups
 from infinipot.model.hidden_states import noted
 from infinipot.model.output import ModelOutput
 from infinipot.model.rope_probe import TOLERANCE, rotations
@@ -94,6 +95,8 @@ class ModelRunner(ModelOutput):
         self.dtype = model.dtype
         self.trained_length = compat.trained_length(model)
         self.cache_argument = compat.cache_argument(model)
+        self.in_groups = bool(weights_in_groups(model))
+        """Whether weights are quantised in memory."""
         self.shards = Shards(model)
         """What this process has of the model (tensor parallelism)."""
         self.norms = fused_norms.find_norms(model)

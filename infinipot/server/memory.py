@@ -88,7 +88,7 @@ def activation_bytes(runner: ModelRunner, config: PotConfig) -> int:
     """An estimate of what a forward pass over one chunk needs: eight vectors of the hidden size and
     three of the MLP's for each token, and one block of logits in float32, twice."""
     kind = runner.device.type
-    tokens = chunk_tokens(config, runner.device)
+    tokens = chunk_tokens(config, runner)
     text: Any = runner.model.config.get_text_config()
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     elements = 8 * text.hidden_size + 3 * inner

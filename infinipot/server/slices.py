@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infinipot.engine.joint import most_tokens
+from infinipot.engine.plan import GPU_CHUNK_TOKENS
 from infinipot.server.jobs.base import Job
 
 CPU_CHUNK_TOKENS = 512
-GPU_CHUNK_TOKENS = 2048
-"""Most tokens of a slice, unless a job's config says otherwise."""
+"""Most tokens of a slice on a CPU, unless a job's config says otherwise. On a GPU a slice is a chunk."""
 ALONE_S = 0.8
 """Aim for a reading slice while no other job runs."""
 SHARED_S = 0.25

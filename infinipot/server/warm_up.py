@@ -16,10 +16,10 @@ from infinipot.config import PotConfig
 from infinipot.engine.cuda_graphs import CHUNK_ROWS, graph_cache, next_above, seen_by_kernel
 from infinipot.engine.graph_step import ROWS
 from infinipot.engine.observe import CatalystLook
+from infinipot.engine.plan import GPU_CHUNK_TOKENS
 from infinipot.engine.reader import NoRoom
 from infinipot.model.runner import ModelRunner
 from infinipot.server.settings import Settings
-from infinipot.server.slices import GPU_CHUNK_TOKENS
 from infinipot.session import Session
 
 log = logging.getLogger("infinipot")

@@ -19,7 +19,14 @@ from infinipot.cache.attention_stats import AttentionStats
 from infinipot.cache.bookkeeping import Bookkeeping
 from infinipot.engine.decode import Generation, predict
 from infinipot.engine.distill import score_novelty
-from infinipot.engine.plan import Plan, budgets_of, checked_needs, layout_of, other_kind
+from infinipot.engine.plan import (
+    Plan,
+    budgets_of,
+    checked_needs,
+    chunk_tokens,
+    layout_of,
+    other_kind,
+)
 from infinipot.engine.sampling import choose
 from infinipot.engine.truncate import CuttingReader
 from infinipot.model.runner import ModelRunner
@@ -176,6 +183,16 @@ def test_an_empty_question_is_refused() -> None:
         with pytest.raises(ValueError, match="the question is empty, so there is nothing"):
             session.append([5], question=question)
     assert session.stats.tokens_read == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "in_groups", "expected"),
+    [("cpu", False, 1024), ("cpu", True, 512), ("cuda", True, 2048), ("mps", False, 2048)],
+)
+def test_how_long_a_chunk_is(device: str, in_groups: bool, expected: int) -> None:
+    runner: Any = SimpleNamespace(device=torch.device(device), in_groups=in_groups)
+    assert chunk_tokens(PotConfig(), runner) == expected
+    assert chunk_tokens(PotConfig(chunk_tokens=7), runner) == 7
 
 
 def test_a_text_after_an_answer_ends_it() -> None:
@@ -388,7 +405,7 @@ def test_a_plan_by_numbers() -> None:
     plan = Plan.of(PotConfig(pot_size=60), 3)
     assert (plan.distill_to, plan.chunk_tokens, plan.replay_tokens, plan.gqa) == (
         30,
-        512,
+        1024,
         0,
         "mean",
     )

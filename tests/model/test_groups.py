@@ -224,6 +224,7 @@ def check_what_fits(model: Any, kind: str) -> None:
         score_novelty(session.runner, session.pot)
         assert_close(f"in chunks of {chunk}", session.logits, logits[:, -1])
         assert_close("novelty", session.pot.novelty[0, 1:], losses)
+    assert session.runner.in_groups
 
 
 @pytest.mark.parametrize("kind", KINDS)
