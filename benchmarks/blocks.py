@@ -788,38 +788,54 @@ def serving_weights() -> list[str]:
     return serving_table("serving_weights")
 
 
+DEFAULT_CHUNK = 2048
+"""Tokens of a chunk on a GPU."""
+Scores = dict[tuple[str, int], dict[str, list[float]]]
+"""Scores by task, of a kind of weights and a length of chunks."""
+
+
+def longbench_in_groups() -> Scores:
+    scores: Scores = {}
+    for row in records("longbench_weights") + records("longbench_chunks"):
+        place = (row["model"].split(", ")[1], row.get("chunk_tokens", DEFAULT_CHUNK))
+        scores.setdefault(place, {}).setdefault(row["task"], []).append(row["score"])
+    return scores
+
+
 @block
 def quality_in_groups() -> list[str]:
-    """Perplexity and LongBench of one model with weights of three kinds, and the changes."""
-    kinds = ("bfloat16", "int8", "int4")
-    losses: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
-    scores: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
+    """Perplexity and LongBench of one model with weights of four kinds, and the changes."""
+    losses: dict[str, dict[str, float]] = {
+        kind: {} for kind in ("bfloat16", "float32", "int8", "int4")
+    }
     for row in records("perplexity_weights"):
         kind = row["model"].split(", ")[1]
         losses[kind][f"{row['text']} {row['method']}"] = row["loss"]
-    for row in records("longbench_weights"):
-        kind = row["model"].split(", ")[1]
-        scores[kind].setdefault(row["task"], []).append(row["score"])
+    scores = longbench_in_groups()
+    chunks = sorted({chunk for _, chunk in scores})
     rows = []
-    for kind in kinds:
-        changes = [
-            100 * (math.exp(loss - losses["bfloat16"][what]) - 1)
-            for what, loss in losses[kind].items()
-        ]
-        tasks = [statistics.mean(some) for some in scores[kind].values()]
+    for kind, some in losses.items():
+        changes = [100 * (math.exp(some[what] - losses["bfloat16"][what]) - 1) for what in some]
         change = "" if kind == "bfloat16" else f"{min(changes):+.2f} to {max(changes):+.2f} %"
-        rows.append([kind, change, f"{statistics.mean(tasks):.1f}"])
-    asked = sum(map(len, scores["bfloat16"].values()))
-    return table(("weights", "perplexity", f"LongBench, {asked} rows"), rows)
+        means = [
+            f"{statistics.mean(map(statistics.mean, scores[kind, chunk].values())):.1f}"
+            if (kind, chunk) in scores
+            else ""
+            for chunk in chunks
+        ]
+        rows.append([kind, change, *means])
+    head = ("weights", "perplexity", *(f"LongBench, chunks of {chunk:,}" for chunk in chunks))
+    return table(head, rows)
 
 
 @block
 def quality_in_groups_texts() -> list[str]:
     losses = records("perplexity_weights")
     pot = next(r["options"]["pot_size"] for r in losses if r["options"])
+    asked = sum(map(len, longbench_in_groups()["bfloat16", DEFAULT_CHUNK].values()))
     return [
         f"Perplexity of the first {losses[0]['tokens']:,} tokens of {len({r['text'] for r in losses})} novels, with full context and through "
-        f"a pot of {pot:,}: the lowest and the highest change. LongBench through that pot: the mean of the tasks."
+        f"a pot of {pot:,}: the lowest and the highest change. LongBench, {asked} rows, through that pot: the mean of the tasks."
     ]
 
 
@@ -1013,17 +1029,20 @@ def small_machine() -> list[str]:
     return table(head, rows)
 
 
+FILES = {
+    "qwen2.5-0.5b.gguf": "Qwen2.5-0.5B",
+    "qwen2.5-1.5b.gguf": "Qwen2.5-1.5B",
+    "smollm2": "SmolLM2-135M",
+}
+"""Names of models by their files."""
+
+
 @block
 def quantised_weights() -> list[str]:
     names = {"plain": "float32"}
-    models = {
-        "qwen2.5-0.5b.gguf": "Qwen2.5-0.5B",
-        "qwen2.5-1.5b.gguf": "Qwen2.5-1.5B",
-        "smollm2": "SmolLM2-135M",
-    }
     rows = [
         [
-            models[one["model"]],
+            FILES[one["model"]],
             names.get(name, name),
             f"{r['weights_bytes'] / 1e6:,.0f} MB",
             f"{r['peak_ratio']:.2f}",
@@ -1060,19 +1079,44 @@ def small_machine_weights() -> list[str]:
 
 
 @block
+def what_fits() -> list[str]:
+    """What `infinipot plan` proposes for some memories, on a CPU in bfloat16."""
+    import torch
+
+    from infinipot import PotConfig
+    from infinipot.cli.plan import POT_SIZES, best
+    from infinipot.server.sizes import config_from, sizes_of
+
+    shapes = ("qwen2.5-0.5b-shape", "qwen2.5-1.5b-shape", "llama-8b-shape")
+    found = [
+        sizes_of(config_from(shape), PotConfig(), torch.bfloat16, POT_SIZES, torch.device("cpu"))
+        for shape in shapes
+    ]
+    rows = []
+    for memory in (2, 4, 8, 16):
+        cells = [best(sizes, memory * 10**9) for sizes in found]
+        texts = [f"`{cell[0]}`, pot of {cell[1]:,}" if cell else "" for cell in cells]
+        rows.append([f"{memory} GB", *texts])
+    return table(("memory", *(f"`{shape}`" for shape in shapes)), rows)
+
+
+@block
 def beside_llamacpp() -> list[str]:
-    timed = [x for x in records("beside_llamacpp") if "rows" in x]
-    both = [r for x in timed[-2:] for r in x["rows"]]
     rows = [
         [
+            FILES[one["model"]],
             f"{r['tokens']:,}",
             r["who"],
             f"{r['read_tps']:.1f} tokens/s",
             f"{r['answer_tps']:.1f} tokens/s",
+            f"{r['peak_bytes'] / 1e6:,.0f} MB",
         ]
-        for r in sorted(both, key=lambda r: r["tokens"])
+        for one in records("beside_llamacpp")
+        for r in one.get("rows", ())
+        if "peak_bytes" in r  # older ones were measured otherwise
     ]
-    return table(("tokens", "by", "reading", "answering"), rows)
+    head = ("model", "tokens", "by", "reading", "answering", "peak of the process")
+    return table(head, rows)
 
 
 @block
@@ -1340,7 +1384,22 @@ def measured_speed() -> list[list[str]]:
             f"{small['pot']['read_tps']:.0f} tokens/s; stock transformers dies at {small['stock']['dies']:,}",
             "`python benchmarks/small_machine.py`",
         ],
+        [
+            "131,136 tokens on two cores, Qwen2.5-Coder-1.5B from its GGUF file: peak of the process",
+            weights_beside_pots(),
+            "`python benchmarks/small_machine.py --weights int4`",
+        ],
     ]
+
+
+def weights_beside_pots() -> str:
+    """The peak of a process with quantised weights, and how fast it reads."""
+    return "; ".join(
+        f"`{r['weights']}`, pot {r['pot_size']:,}: {gigabytes(r['pot']['peak_rss_bytes'], 2)} GB, "
+        f"{r['pot']['read_tps']:.0f} tokens/s"
+        for r in records("small_machine_weights")
+        if "pot_dtype" in r
+    )
 
 
 def small_beside_stock() -> str:

@@ -108,11 +108,21 @@ def table(found: Any, memory: int, model: str, named: str) -> Iterator[str]:
     yield suggestion(found, memory, model, named)
 
 
-def suggestion(found: Any, memory: int, model: str, named: str) -> str:
-    """A command that fits: with the most exact weights, and the largest pot of those shown."""
+def best(found: Any, memory: int) -> tuple[str, int] | None:
+    """The most exact weights that fit, and the largest pot beside them of those reckoned; None: nothing
+    fits."""
     for kind in found.weights:
         fits = [size for size in found.pots if found.sessions(kind, size, memory)]
         if fits:
-            weights = f" --weights {kind}{named}" if kind.startswith("int") else ""
-            return f"infinipot generate {model}{weights} --pot-size {max(fits)}"
-    return "nothing fits: take a smaller model, or more memory"
+            return kind, max(fits)
+    return None
+
+
+def suggestion(found: Any, memory: int, model: str, named: str) -> str:
+    """A command that fits."""
+    chosen = best(found, memory)
+    if chosen is None:
+        return "nothing fits: take a smaller model, or more memory"
+    kind, size = chosen
+    weights = f" --weights {kind}{named}" if kind.startswith("int") else ""
+    return f"infinipot generate {model}{weights} --pot-size {size}"
