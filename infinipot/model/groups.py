@@ -285,8 +285,9 @@ def attach(module: nn.Module, weight: GroupedWeight) -> None:
             weight.compute_in(module.weight.dtype)  # type: ignore[arg-type]
         module._parameters.pop("weight", None)
     module.weight = weight
-    # transformers gives it no random numbers
-    module._is_hf_initialized = True  # type: ignore[assignment]
+    # transformers gives the weight no random numbers, but computes buffers that no file holds
+    weight._is_hf_initialized = True  # type: ignore[assignment]
+    module._is_hf_initialized = not module._non_persistent_buffers_set  # type: ignore[assignment]
 
 
 def weights_in_groups(model: nn.Module) -> dict[str, GroupedWeight]:

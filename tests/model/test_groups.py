@@ -16,7 +16,7 @@ import torch
 from commands import save_tiny
 from families import FAMILIES
 from helpers import CATALYST, assert_close, kept, random_ids
-from tiny import make_tiny
+from tiny import make_tiny, make_tokenizer
 
 from infinipot import PotConfig, Session, load
 from infinipot.checks import ModelWarning
@@ -274,6 +274,21 @@ def test_a_folder_is_quantised_while_it_is_read(tmp_path: Path, kind: str, tied:
     assert torch.equal(model(ids).logits, expected(ids).logits)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) is tied
     assert model.generation_config.eos_token_id == expected.generation_config.eos_token_id
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_no_file_holds_is_computed(name: str, tmp_path: Path) -> None:
+    """Buffers such as the factor of Gemma's embedding, also of a copy."""
+    FAMILIES[name].build().save_pretrained(tmp_path / "plain")
+    make_tokenizer().save_pretrained(tmp_path / "plain")
+    plain, tokenizer = load(str(tmp_path / "plain"), dtype="float32", device="cpu")
+    model, _ = load(str(tmp_path / "plain"), dtype="float32", device="cpu", weights="int8")
+    convert.save(model, tokenizer, tmp_path / "copy")
+    copy, _ = load(str(tmp_path / "copy"), dtype="float32", device="cpu")
+    for made in (model, copy):
+        buffers = dict(made.named_buffers())
+        for place, buffer in plain.named_buffers():
+            assert torch.equal(buffers[place], buffer), place
 
 
 def test_shards_and_files_of_torch_are_quantised_too(tmp_path: Path) -> None:
