@@ -65,21 +65,29 @@ def processor() -> str:
 
 
 def compiled() -> Path:
-    """The library's file. Raises OSError or RuntimeError if it cannot be made."""
+    """The library's file, whose name holds the sum of what is in it. Raises OSError, ValueError or
+    RuntimeError if it cannot be made."""
     command = compiler()
     if command is None:
         raise RuntimeError("there is no C compiler")
     sources = [path.read_text() for path in SOURCES]
-    parts = (*sources, *command, *FLAGS, platform.machine(), processor())
-    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    target = cache_folder() / f"groups-{key}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
-            build(command, made)
-            os.replace(made, target)
+    parts = "\n".join((*sources, *command, *FLAGS, platform.machine(), processor()))
+    name = f"groups-{short_sum(parts.encode())}"
+    folder = cache_folder()
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        if path.stem == f"{name}-{short_sum(path.read_bytes())}":
+            return path
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        made = Path(work) / "groups.so"
+        build(command, made)
+        target = folder / f"{name}-{short_sum(made.read_bytes())}.so"
+        os.replace(made, target)
     return target
+
+
+def short_sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def build(command: list[str], target: Path) -> None:
@@ -105,7 +113,7 @@ def library() -> ctypes.CDLL | None:
         functions = opened(compiled())
         keep_freed_memory()
         return functions
-    except (OSError, RuntimeError, subprocess.TimeoutExpired) as problem:
+    except (OSError, ValueError, RuntimeError, subprocess.TimeoutExpired) as problem:
         warnings.warn(
             f"quantised weights compute slowly here, because a small C file cannot be compiled "
             f"({problem}). Install gcc or clang, or name a compiler in the environment variable CC",

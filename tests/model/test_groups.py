@@ -195,6 +195,32 @@ def test_without_a_compiler_the_user_is_told_once(monkeypatch: pytest.MonkeyPatc
         native.library.cache_clear()
 
 
+@pytest.mark.skipif(native.compiler() is None, reason="needs a C compiler")
+def test_a_damaged_library_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library = native.compiled()
+    content = library.read_bytes()
+    for damaged in (b"", b"garbage", content[:5000], b"x" + content[1:]):
+        library.write_bytes(damaged)
+        library = native.compiled()
+        assert library.read_bytes()[:4] == content[:4] and library.stat().st_size > 5000
+    assert native.opened(library).most_rows() > 0
+
+
+def test_a_compiler_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "'")
+    native.library.cache_clear()
+    try:
+        with pytest.warns(ModelWarning, match="No closing quotation"):
+            assert native.library() is None
+    finally:
+        native.library.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("Llama-3.2", "int4"), ("Gemma-3", "int8"), ("Cohere-2", "int4"), ("Qwen3-MoE", "int8")],
