@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as writer
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from infinipot.cli.console import BadUse, doing, put, silence
 from infinipot.cli.options import COMMON, POT
 
 UNITS = {"MB": 10**6, "GB": 10**9, "MIB": 1 << 20, "GIB": 1 << 30}
+LARGEST = 1 << 60
 POT_SIZES = (512, 1024, 2048, 4096, 8192, 16_384)
 
 
@@ -22,9 +24,10 @@ def memory_bytes(text: str) -> int:
     """`8GB`, `700 MiB` -> bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmg]i?b)", text.strip(), re.IGNORECASE)
     unit = UNITS.get(found[2].upper()) if found else None
-    if found is None or unit is None or float(found[1]) == 0:
+    size = float(found[1]) * unit if found and unit else 0.0
+    if not 1 <= size <= LARGEST:
         raise BadUse(f"--memory {text!r} is not allowed: write 8GB, 700MB, 8GiB or 700MiB")
-    return int(float(found[1]) * unit)
+    return int(size)
 
 
 @app.command("plan")
@@ -44,27 +47,60 @@ def plan(
     alone. --pot-size limits it to one size."""
     size = memory_bytes(memory)
     with doing(f"looking at {model}", options.quiet):
-        from infinipot.model.load import best_device, best_dtype
-        from infinipot.server import sizes
+        from infinipot.model.load import best_device, best_dtype, kept_weights
 
         if not options["debug"]:
             silence(options.quiet)
         device = best_device(options["device"] or "auto")
-        asked = options["dtype"] or "auto"
-        dtype = best_dtype(asked, device)
-        # sizes are those of one dtype, which quantised weights may have to be asked for
-        named = "" if best_dtype(asked, device, "int8") == dtype else dtype_flag(dtype)
-        config = options.config()
-        chosen = (config.pot_size,) if options["pot_size"] else POT_SIZES
-        try:
-            found = sizes.sizes_of(sizes.config_from(model), config, dtype, chosen, device)
-        except OSError as problem:
-            raise BadUse(str(problem)) from problem
+        weights = kept_weights(model) or options["weights"]
+        dtype = best_dtype(options["dtype"] or "auto", device, weights)
+        found = reckoned(model, options, device, dtype, weights)
     if json:
         put(writer.dumps(document(found, size)) + "\n")
         return
-    for line in table(found, size, model, named):
+    for line in table(found, size):
         put(f"{line}\n")
+    fitting = best(found, size)
+    if fitting is None:
+        put("nothing fits: take a smaller model, or more memory\n")
+    else:
+        put(f"{command(model, options, device, dtype, *fitting)}\n")
+
+
+def reckoned(model: str, options: CommandOptions, device: Any, dtype: Any, only: str | None) -> Any:
+    """The sizes, with weights of all kinds or of one."""
+    from infinipot.model.quantizer import kind_of
+    from infinipot.server.sizes import config_from, sizes_of
+
+    config = options.config()
+    chosen = (config.pot_size,) if options["pot_size"] else POT_SIZES
+    kind = kind_of(only) if only else None
+    try:
+        found = sizes_of(config_from(model), config, dtype, chosen, device)
+    except OSError as problem:
+        raise BadUse(str(problem)) from problem
+    if kind:
+        return replace(found, weights={kind: found.weights[kind]})
+    return found
+
+
+def command(
+    model: str, options: CommandOptions, device: Any, dtype: Any, kind: str, pot_size: int
+) -> str:
+    """A command that takes these sizes. What it would take by itself is not named."""
+    from infinipot.bench.shapes import SHAPES
+    from infinipot.model.load import best_dtype, kept_weights
+
+    words = ["infinipot generate", "MODEL" if model in SHAPES else model]
+    quantised = kind if kind.startswith("int") else None
+    if quantised and not kept_weights(model):
+        words.append(f"--weights {kind}")
+    if best_dtype("auto", device, quantised) != dtype:
+        words.append(f"--dtype {str(dtype).removeprefix('torch.')}")
+    for name in ("device", "pot_dtype"):
+        if options[name]:
+            words.append(f"--{name.replace('_', '-')} {options[name]}")
+    return " ".join((*words, f"--pot-size {pot_size}"))
 
 
 def document(found: Any, memory: int) -> dict[str, Any]:
@@ -82,12 +118,8 @@ def document(found: Any, memory: int) -> dict[str, Any]:
     }
 
 
-def dtype_flag(dtype: Any) -> str:
-    return f" --dtype {str(dtype).removeprefix('torch.')}"
-
-
-def table(found: Any, memory: int, model: str, named: str) -> Iterator[str]:
-    """The same for people, and a command that fits. named: a flag of commands with quantised weights."""
+def table(found: Any, memory: int) -> Iterator[str]:
+    """The same for people."""
     from infinipot.server.sizes import PROGRAM_BYTES
 
     yield f"memory      {memory / 1e6:>10,.0f} MB"
@@ -105,7 +137,6 @@ def table(found: Any, memory: int, model: str, named: str) -> Iterator[str]:
     cells = "".join(f"{count / 1e6:>9,.0f}" for count in found.pots.values())
     yield f"{'':12}{'MB a session':>13}{cells}"
     yield ""
-    yield suggestion(found, memory, model, named)
 
 
 def best(found: Any, memory: int) -> tuple[str, int] | None:
@@ -116,13 +147,3 @@ def best(found: Any, memory: int) -> tuple[str, int] | None:
         if fits:
             return kind, max(fits)
     return None
-
-
-def suggestion(found: Any, memory: int, model: str, named: str) -> str:
-    """A command that fits."""
-    chosen = best(found, memory)
-    if chosen is None:
-        return "nothing fits: take a smaller model, or more memory"
-    kind, size = chosen
-    weights = f" --weights {kind}{named}" if kind.startswith("int") else ""
-    return f"infinipot generate {model}{weights} --pot-size {size}"

@@ -77,19 +77,54 @@ def test_plan_prints_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "nothing fits" in capsys.readouterr().out
 
 
-def test_quantised_weights_are_asked_for_in_the_type_of_the_sizes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", "--weights int8 --dtype bfloat16"),
+        ("--dtype float32", "--weights int8"),
+        ("--dtype bfloat16", "--weights int8 --dtype bfloat16"),
+        ("--pot-dtype int8", "--weights int8 --dtype bfloat16 --pot-dtype int8"),
+        ("--weights int4", "--weights int4"),
+        ("--weights auto --dtype bfloat16", "--weights int8 --dtype bfloat16"),
+        ("--device cpu", "--weights int8 --dtype bfloat16 --device cpu"),
+    ],
+)
+def test_the_command_takes_the_sizes_that_were_reckoned(
+    flags: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On a processor that is faster in bfloat16, `auto` is float32 with them."""
+    """On a processor that is faster in bfloat16, `auto` is float32 with quantised weights. Nobody can
+    load a shape."""
     monkeypatch.setattr("infinipot.model.load.fast_bfloat16", lambda: True)
-    command = ["plan", "llama-8b-shape", "--quiet", "--device", "cpu", "--memory", "12GB"]
-    for flags, named in (((), " --dtype bfloat16"), (("--dtype", "float32"), "")):
-        assert main([*command, *flags, "--pot-size", "1k"]) == 0
-        told = capsys.readouterr().out
-        assert f"infinipot generate llama-8b-shape --weights int8{named} --pot-size 1024\n" in told
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    command = ["plan", "llama-8b-shape", "--quiet", "--memory", "12GB", "--pot-size", "1k"]
+    assert main([*command, *flags.split()]) == 0
+    told = capsys.readouterr().out
+    assert f"infinipot generate MODEL {expected} --pot-size 1024\n" in told
+    assert ("bfloat16  " in told) is ("--weights" not in flags and flags != "--dtype float32")
 
 
-@pytest.mark.parametrize("memory", ["8", "much", "0GB", "-1GB", "8 TB", ""])
+def test_a_folder_in_groups_has_one_kind_of_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny(tmp_path / "plain")
+    copy = tmp_path / "copy"
+    assert main(["convert", str(tmp_path / "plain"), str(copy), "--weights", "int4"]) == 0
+    command = ["plan", str(copy), "--quiet", "--device", "cpu", "--memory", "1GB"]
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights"].keys() == {"int4"}
+    assert main(command) == 0
+    assert f"infinipot generate {copy} --device cpu --pot-size 16384" in capsys.readouterr().out
+
+
+def test_unknown_weights_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "tiny-shape", "--memory", "1GB", "--weights", "int3"]) == 2
+    one_line(capsys.readouterr().err, "int3", "int4")
+
+
+@pytest.mark.parametrize(
+    "memory", ["8", "much", "0GB", "0.0000000001GB", f"{10**400}GB", "-1GB", "8 TB", ""]
+)
 def test_memory_that_is_none_is_refused(memory: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "smollm2", f"--memory={memory}"]) == 2
     one_line(capsys.readouterr().err, f"--memory {memory!r}", "8GB")
