@@ -51,6 +51,7 @@ class WeightInFile(GroupedWeight):
         self.convert = convert
         self.file = os.open(place.path, os.O_RDONLY)
         self.close = weakref.finalize(self, os.close, self.file)
+        self.written = state(self.file)
         self._shape = shape
         self._form = form
         self.width = shape[1]
@@ -73,22 +74,34 @@ class WeightInFile(GroupedWeight):
             first, stop, _ = rows.indices(self._shape[0])
             return self.convert(self._read(first, stop - first))
         ids, places = rows.unique(return_inverse=True)
+        if ids.numel() and not 0 <= int(ids[0]) <= int(ids[-1]) < self._shape[0]:
+            raise IndexError(
+                f"ids from {ids[0]} to {ids[-1]} are not allowed: the embedding has {self._shape[0]} rows"
+            )
         read = [self._read(row, 1) for row in ids.tolist() or [0]]  # nothing cannot be converted
         numbers, scale, low = self.convert(np.concatenate(read))
         return numbers[places], scale[places], low if low is None else low[places]
 
     def _read(self, first: int, count: int) -> np.ndarray:
-        """Rows as the file has them: uint8 [count, bytes]. Raises OSError."""
+        """Rows as the file has them: uint8 [count, bytes]. Raises OSError if it was written to."""
+        if state(self.file) != self.written:
+            raise self._changed()
         content = np.empty(count * self.place.width, np.uint8)
         left = content.data
         at = self.place.start + first * self.place.width
         while left:
             got = os.preadv(self.file, [left], at)
             if not got:
-                raise OSError(f"{self.place.path} became shorter while its model was in use")
+                raise self._changed()
             left = left[got:]
             at += got
         return content.reshape(count, self.place.width)
+
+    def _changed(self) -> OSError:
+        return OSError(
+            f"{self.place.path} was changed while its model was in use: load the model again. A file "
+            "that takes its name does no harm"
+        )
 
     def finite(self) -> bool:
         parts = (self.part(rows) for rows in slices(*self._shape, CPU))
@@ -116,6 +129,12 @@ class WeightInFile(GroupedWeight):
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.into_memory()
         return self.__reduce_ex__(protocol)
+
+
+def state(file: int) -> tuple[int, int]:
+    """Size and time of the last change of an open file."""
+    found = os.fstat(file)
+    return found.st_size, found.st_mtime_ns
 
 
 def stays_in_file(

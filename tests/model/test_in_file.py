@@ -150,12 +150,33 @@ def test_a_scale_that_is_no_number_is_found(
     assert rows_in_file(tmp_path / "rows", kind, form, value).finite() is (value == 1)
 
 
-def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["shorter", "overwritten", "replaced"])
+def test_a_file_that_is_written_to(change: str, tmp_path: Path) -> None:
+    """Never other numbers than those that were loaded: an error, unless another file took the name."""
+    path = tmp_path / "rows"
+    weight = rows_in_file(path, gguf.GGMLQuantizationType.Q8_0, "int8", 1)
+    before = weight.lookup(torch.tensor([7, 5]))
+    content = bytes(path.stat().st_size)
+    if change == "shorter":
+        os.truncate(path, 4 + 7 * 34 + 3)
+    elif change == "overwritten":
+        with path.open("r+b") as file:
+            file.write(content)
+        os.utime(path, ns=(1, 1))  # clocks of files may be coarse
+    else:
+        path.with_name("other").write_bytes(content)
+        os.replace(path.with_name("other"), path)
+        assert torch.equal(weight.lookup(torch.tensor([7, 5])), before)
+        return
+    with pytest.raises(OSError, match="rows was changed while its model was in use"):
+        weight.lookup(torch.tensor([6]))
+
+
+@pytest.mark.parametrize("ids", [[8], [-1], [3, 60_000]])
+def test_ids_without_a_row_are_refused(ids: list[int], tmp_path: Path) -> None:
     weight = rows_in_file(tmp_path / "rows", gguf.GGMLQuantizationType.Q8_0, "int8", 1)
-    os.truncate(tmp_path / "rows", 4 + 7 * 34 + 3)
-    assert weight.lookup(torch.tensor([6])).shape == (1, 32)
-    with pytest.raises(OSError, match="rows became shorter"):
-        weight.lookup(torch.tensor([7]))
+    with pytest.raises(IndexError, match="the embedding has 8 rows"):
+        weight.lookup(torch.tensor(ids))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
