@@ -222,7 +222,8 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
     if saved["dtype"] != current["dtype"]:
         raise PotFileError(
             f"{path} holds entries in {brief(saved['dtype'])}, "
-            f"the model given runs in {current['dtype']}: load the model in {brief(saved['dtype'])}"
+            f"the model given runs in {current['dtype']}: load the model in {brief(saved['dtype'])}, "
+            "and with the same weights option (int8, int4), if it had one"
         )
     for what, key in (
         ("another class", "class"),
@@ -236,7 +237,8 @@ def check_origin(path: str | os.PathLike[str], header: dict[str, Any], here: Ori
             raise PotFileError(
                 f"{path} was filled by {brief(saved['class'])} {brief(saved['name'])!r}; "
                 f"the model given, {current['class']} {current['name']!r}, "
-                f"has {what}. A pot can only be used with the model that filled it"
+                f"has {what}. A pot can only be used with the model that filled it, "
+                "and with the same weights option (int8, int4)"
             )
     if header["tokenizer_sha256"] != here.tokenizer_sha256:
         raise PotFileError(
