@@ -32,6 +32,8 @@ PROGRAM_BYTES = 450 << 20
 NARROW = 8
 """Width of the trial model, times its heads."""
 VOCABULARY = 512
+MOST_TRIED = 1 << 30
+"""Most weights of a trial model."""
 
 
 @dataclass(frozen=True)
@@ -109,27 +111,69 @@ def grouped_bytes(weight: nn.Parameter, form: str, device: torch.device) -> int:
     return GroupedWeight.empty((outputs, width), form, torch.device("meta")).nbytes
 
 
-def narrow(config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """A random model with the layers and heads of a config, but narrow: its pots are as large."""
+def narrow(config: Any, dtype: torch.dtype, hidden_too: bool = True) -> PreTrainedModel:
+    """A random model with the layers and heads of a config, but narrow: its pots are as large.
+
+    hidden_too: also its hidden states, for models whose heads and states do not depend on them.
+    """
     plain = copy.deepcopy(config)
     if getattr(plain, "quantization_config", None) is not None:
         del plain.quantization_config
     text = plain.get_text_config()
     heads = text.num_attention_heads
-    values = {
-        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
-        "hidden_size": NARROW * heads,
-        "intermediate_size": NARROW * heads,
-        "vocab_size": VOCABULARY,
-    }
+    values = {"intermediate_size": NARROW * heads, "vocab_size": VOCABULARY}
+    if hidden_too:
+        values |= {"head_dim": head_width(text), "hidden_size": NARROW * heads}
     if hasattr(text, "moe_intermediate_size"):
         values["moe_intermediate_size"] = NARROW * heads
     for name, value in values.items():
         setattr(text, name, value)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(text, name, None)
+    with torch.device("meta"):
+        count = AutoModelForCausalLM.from_config(plain, dtype=dtype).num_parameters()
+    if count > MOST_TRIED:
+        raise ValueError(
+            f"what a pot of {type(config).__name__} takes cannot be reckoned without its weights: load it, "
+            "and `infinipot serve` says how many sessions fit"
+        )
     made: PreTrainedModel = AutoModelForCausalLM.from_config(plain, dtype=dtype)
     return made.eval()
+
+
+def head_width(text: Any) -> int:
+    width: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return width
+
+
+def has_heads(model: PreTrainedModel, width: int) -> bool:
+    """Whether attention of the model has heads of this width."""
+    found = {
+        getattr(module, name, None)
+        for module in model.modules()
+        for name in ("head_dim", "head_size")
+    }
+    return width in found
+
+
+def trial(
+    config: Any, pot: PotConfig, dtype: torch.dtype, pot_sizes: Sequence[int]
+) -> tuple[ModelRunner, dict[int, int]]:
+    """A small model whose pots are as large as those of the config, and their bytes."""
+    model = narrow(config, dtype)
+    if has_heads(model, head_width(config.get_text_config())):
+        try:
+            return pots_of(model, pot, pot_sizes)
+        except ValueError:
+            pass  # its states have the width of what it no longer is
+    return pots_of(narrow(config, dtype, hidden_too=False), pot, pot_sizes)
+
+
+def pots_of(
+    model: PreTrainedModel, pot: PotConfig, pot_sizes: Sequence[int]
+) -> tuple[ModelRunner, dict[int, int]]:
+    runner = ModelRunner(model)
+    return runner, {size: pot_bytes(runner, pot.replace(pot_size=size)) for size in pot_sizes}
 
 
 def sizes_of(
@@ -141,12 +185,8 @@ def sizes_of(
 ) -> Sizes:
     """What the model takes on a device, with pots of these sizes. Raises ValueError for a model that
     cannot read into a pot."""
-    runner = ModelRunner(narrow(config, dtype))
+    runner, pots = trial(config, pot, dtype, pot_sizes)
     own: Any = runner.model.config
-    pots = {}
-    for size in pot_sizes:
-        asked = pot.replace(pot_size=size)
-        pots[size] = pot_bytes(runner, asked)
     # what depends on the width is reckoned with the model's own
     text = config.get_text_config()
     narrow_text = own.get_text_config()

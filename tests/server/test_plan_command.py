@@ -21,7 +21,19 @@ from infinipot.server.memory import activation_bytes, pot_bytes, unscored_bytes
 from infinipot.server.sizes import PROGRAM_BYTES, sizes_of
 
 
-@pytest.mark.parametrize("name", ["Llama-3.2", "Gemma-3", "Qwen3-MoE", "Falcon-H1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Llama-3.2",
+        "Gemma-3",
+        "Qwen3-MoE",
+        "Falcon-H1",
+        "StableLM",
+        "GPT-NeoX",
+        "Granite-4",
+        "Bamba",
+    ],
+)
 def test_reckoned_sizes_are_those_of_the_model(name: str) -> None:
     """Weights of each kind to the byte, and pots, activations and what waits for its novelty."""
     model = FAMILIES[name].build()
