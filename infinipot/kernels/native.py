@@ -183,16 +183,18 @@ def products(x: Tensor, numbers: Tensor, scale: Tensor, low: Tensor | None) -> T
     y = x.new_empty(x.shape[0], outputs)
     room = torch.empty(functions.room_bytes(min(most, x.shape[0]), groups), dtype=torch.uint8)
     weights = of_weight(numbers, scale, low)
+    threads = torch.get_num_threads()
     for start in range(0, x.shape[0], most):
-        part = x[start : start + most]
+        count = min(most, x.shape[0] - start)
         functions.products(
-            part.shape[0],
-            *addresses(part, room),
+            count,
+            x.data_ptr() + start * x.shape[1] * x.element_size(),
+            room.data_ptr(),
             *weights,
-            *addresses(y[start:]),
+            y.data_ptr() + start * outputs * y.element_size(),
             outputs,
             groups,
-            torch.get_num_threads(),
+            threads,
         )
     return y
 

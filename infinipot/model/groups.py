@@ -32,6 +32,7 @@ OTHER_BLOCK = 1 << 26
 """As many as the largest layer of an 8B model has: cuBLAS is slower with a part of its outputs."""
 SUMMED = 1 << 20
 """Numbers that are looked at together for NaN and infinity."""
+ALL = slice(None)
 LEAST_ROWS = 256
 """Rows of a block at least: torch's product of fewer is slow."""
 
@@ -144,26 +145,28 @@ class GroupedWeight(nn.Module):
     def suit_device(self) -> None:
         """On a GPU, take the form that its kernels know."""
         if self.form == "q4_k" and not in_blocks_on(self.device):
-            _, self.scale, self.low = without_blocks(self.part(slice(None)))
+            _, self.scale, self.low = without_blocks(self.part(ALL))
 
     def finite(self) -> bool:
         """Whether no scale and no least value is NaN or infinity."""
-        return all(finite(x) for x in factors_of(self.part(slice(None))))
+        return all(finite(x) for x in factors_of(self.part(ALL)))
 
     def into_memory(self) -> None:
         """Read what is still in a file (`in_file.WeightInFile`): nothing of this weight."""
 
     def part(self, rows: slice | Tensor) -> Groups:
+        if rows is ALL:  # at every step
+            return self.numbers, self.scale, self.low
         low = None
         if self.low is not None:
             low = self.low[rows]
         return self.numbers[rows], self.scale[rows], low
 
-    def dequantize(self, rows: slice | Tensor = slice(None)) -> Tensor:
+    def dequantize(self, rows: slice | Tensor = ALL) -> Tensor:
         """The weights of these rows, float32 [rows, K]."""
         return unpacked(*self.part(rows))[:, : self.width]
 
-    def linear(self, x: Tensor, bias: Tensor | None = None, rows: slice = slice(None)) -> Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, rows: slice = ALL) -> Tensor:
         """x [..., K] times these rows of the weight, plus the bias -> [..., rows]."""
         flat = x.reshape(-1, self.width)
         if kernels.supports(x) and len(flat) <= kernels.few(flat):
