@@ -21,8 +21,10 @@ SHARD_BYTES = 1 << 28
 
 
 def check_target(folder: Path) -> None:
-    """Refuse a place where something stands already."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """Refuse a place where something stands already. An empty folder is replaced, so it cannot be the
+    one in which this process is, or a link."""
+    plain = folder.is_dir() and not folder.is_symlink() and folder.resolve() != Path.cwd()
+    if folder.exists() and (not plain or any(folder.iterdir())):
         raise ValueError(
             f"{folder} exists already, and is left alone: give the name of a new folder"
         )
