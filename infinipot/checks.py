@@ -61,7 +61,7 @@ def known(what: str, value: str, allowed: Iterable[str]) -> None:
     names = list(allowed)
     if value in names:
         return
-    near = difflib.get_close_matches(value, names, n=1)
+    near = difflib.get_close_matches(str(value), names, n=1)
     hint = ""
     if near:
         hint = f"; did you mean {near[0]!r}?"

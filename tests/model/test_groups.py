@@ -195,6 +195,24 @@ def test_without_a_compiler_the_user_is_told_once(monkeypatch: pytest.MonkeyPatc
         native.library.cache_clear()
 
 
+def test_places_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in (Path("new"), tmp_path / "a" / "new"):
+        convert.check_target(place)
+    (tmp_path / "empty").mkdir()
+    convert.check_target(Path("empty"))
+    (tmp_path / "link").symlink_to("empty")
+    for place in (Path(), Path("."), tmp_path, Path("link")):
+        with pytest.raises(ValueError, match="give the name of a new folder"):
+            convert.check_target(place)
+
+
+@pytest.mark.parametrize("weights", ["int3", 8, 4.0])
+def test_weights_of_no_kind(weights: Any) -> None:
+    with pytest.raises(ValueError, match=f"unknown weights {weights!r}.*known: auto, int8, int4"):
+        load("smollm2", weights=weights)
+
+
 @pytest.mark.skipif(native.compiler() is None, reason="needs a C compiler")
 def test_a_damaged_library_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
