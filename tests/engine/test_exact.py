@@ -62,6 +62,22 @@ def test_attention_in_blocks_of_rows(
     assert_close("attention", got, expected.transpose(1, 2))
 
 
+@pytest.mark.parametrize(("heads", "shared"), [(4, 2), (6, 1), (9, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_one_token(heads: int, shared: int, dtype: torch.dtype) -> None:
+    """Each head with the entries of its own group, of two texts, and with other values than keys."""
+    random = torch.Generator().manual_seed(3)
+    query = torch.randn(2, 1, heads, 16, generator=random, dtype=dtype).transpose(1, 2)
+    key = torch.randn(2, shared, 33, 16, generator=random, dtype=dtype)[:, :, :30]
+    value = torch.randn(2, shared, 33, 24, generator=random, dtype=dtype)[:, :, :30]
+    got = attention.attention(torch.nn.Module(), (query, key, value), 0.25, None, {})
+    repeats = heads // shared
+    scores = (query @ key.repeat_interleave(repeats, dim=1).mT).float() * 0.25
+    expected = scores.softmax(dim=-1) @ value.repeat_interleave(repeats, dim=1).float()
+    error = 1e-5 if dtype == torch.float32 else 0.02
+    assert_close("attention", got.float(), expected.transpose(1, 2), error)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_output_equals_stock(family: str) -> None:
     model, ids = make_tiny(family), torch.tensor([random_ids(100)])
