@@ -2,7 +2,7 @@
 cores.
 
     python benchmarks/beside_llamacpp.py MODEL.gguf [--lengths 1024,8192] [--answer 16] [--threads 1]
-    [--rounds 2] [--pot-size 2048]
+    [--rounds 2] [--pot-size 2048] [--by llama.cpp]
     python benchmarks/beside_llamacpp.py MODEL.gguf --past-window
 
 llama-cpp-python has to be importable; LLAMA_CPP_LIB_PATH names the folder of libllama, if it is built
@@ -141,8 +141,8 @@ def measure(args: argparse.Namespace, who: str, tokens: int) -> dict[str, float]
 
 
 def compare(args: argparse.Namespace, tokens: int) -> list[dict[str, Any]]:
-    """Medians of all ways with a text of this length, in turns; of memory the most."""
-    found: dict[str, list[dict[str, float]]] = {who: [] for who in WAYS}
+    """Medians of the ways with a text of this length, in turns; of memory the most."""
+    found: dict[str, list[dict[str, float]]] = {who: [] for who in args.by or WAYS}
     for _ in range(args.rounds):
         for who, some in found.items():
             some.append(measure(args, who, tokens))
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--pot-size", type=int, default=2048)
+    parser.add_argument("--by", action="append", choices=WAYS, help="only these; may be repeated")
     parser.add_argument("--past-window", action="store_true")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
