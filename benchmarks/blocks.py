@@ -1051,7 +1051,7 @@ def quantised_weights() -> list[str]:
             f"{r['perplexity_ratio']:.4f}",
             f"{100 * (math.exp(r['nats'] - r['float32_nats']) - 1):+.4f} %",
         ]
-        for one in records("quantised_weights")[1:]
+        for one in {r["model"]: r for r in records("quantised_weights")}.values()
         for name, r in one["rows"].items()
     ]
     head = ("model", "weights", "bytes", "peak while loading / what stays", "reading", "answering")
@@ -1102,18 +1102,23 @@ def what_fits() -> list[str]:
 
 @block
 def beside_llamacpp() -> list[str]:
+    last = {
+        (one["model"], tokens): [r for r in one["rows"] if r["tokens"] == tokens]
+        for one in records("beside_llamacpp")
+        for tokens in {r["tokens"] for r in one.get("rows", ())}
+        if tokens >= K
+    }
     rows = [
         [
-            FILES[one["model"]],
-            f"{r['tokens']:,}",
+            FILES[model],
+            f"{tokens:,}",
             r["who"],
             f"{r['read_tps']:.1f} tokens/s",
             f"{r['answer_tps']:.1f} tokens/s",
-            f"{r['peak_bytes'] / 1e6:,.0f} MB",
+            f"{r['peak_bytes'] / 1e6:,.0f} MB" if "peak_bytes" in r else "",
         ]
-        for one in records("beside_llamacpp")
-        for r in one.get("rows", ())
-        if "peak_bytes" in r  # older ones were measured otherwise
+        for (model, tokens), some in sorted(last.items())
+        for r in some
     ]
     head = ("model", "tokens", "by", "reading", "answering", "peak of the process")
     return table(head, rows)
